@@ -1,4 +1,4 @@
-"""What becomes of a flow: whether it runs, runs again or fails, and where its members run; pure."""
+"""The fate of a flow: whether it runs, runs again or fails, and where its members run; pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ Step = Literal["wait", "admit", "again", "fail", "lose", "unreachable"]
 def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int) -> Step:
     """Return what is done with a flow that does not run.
 
-    Parameters
-    ----------
-    members : int
-        How many it has.
-    states : sequence of str
-        Dask's states of those that the scheduler knows; a member that is ready and held is in "no-worker".
-    has_failed : bool
-        Whether a member or an input of one has failed.
-    voids : int
-        Its last runs that were void, although all of their workers were there.
+    `states` are Dask's of the members that the scheduler knows: one that is ready and held is in "no-worker".
+    `has_failed` says so of a member or an input of one.  `voids` counts the newest runs that were void, although all of
+    their workers were there.
     """
     if "no-worker" not in states:
         # All are needed where one is: its inputs, of other flows, would else be computed again for the next one.
@@ -50,29 +43,21 @@ class Threads(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a member asks of its worker.
+    """The requirements of a member."""
 
-    Parameters
-    ----------
-    held : mapping of str to int
-        The bytes of its inputs on each worker.
-    home : str
-        The address of the worker on which it runs, if that has a free thread; "": any.
-    able : collection of str, optional
-        The workers on which it can run; None: all.
-    """
-
+    # The bytes of its inputs on each worker.
     held: Mapping[str, int]
+    # The address of the worker on which it runs, if that has a free thread; "": any.
     home: str = ""
+    # The workers on which it can run; None: all.
     able: Collection[str] | None = None
 
     @property
     def can_run(self) -> bool:
-        """Whether there is a worker on which the member can run."""
         return self.able is None or bool(self.able)
 
 
-def admitted(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[list[str] | None]:
+def admit(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[list[str] | None]:
     """Return the workers of the members of each flow, in the order of the flows; None: the flow waits.
 
     No flow overtakes one that waits for threads.  One that requires what no worker has is not waited for.
@@ -82,7 +67,7 @@ def admitted(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> li
     for claims in flows:
         chosen = None
         if not is_full and all(claim.can_run for claim in claims):
-            chosen = placed(claims, workers)
+            chosen = place(claims, workers)
             is_full = chosen is None
         if chosen is not None:
             counts = Counter(chosen)
@@ -94,7 +79,7 @@ def admitted(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> li
     return places
 
 
-def placed(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:
+def place(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:
     """Return the workers of members; None: there are too few threads now."""
     chosen = _placed(claims, workers, takes_turns=False)
     if chosen is None and not any(one.taken for one in workers):

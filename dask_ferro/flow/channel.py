@@ -22,6 +22,7 @@ from time import sleep
 from typing import Any, cast
 
 import numpy as np
+from distributed.protocol.pickle import dumps
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +36,12 @@ _AGAIN = 0.1
 _JOINED = 1 << 16
 _COUNT = struct.Struct("!I")
 _BUFFER = 1 << 16
-# Parts of one message, and bytes of each: beyond that, the sender is not one of ours.
-_MOST_PARTS, _MOST_BYTES = 1 << 20, 1 << 40
-
-Dumps = Callable[..., bytes]
-# Called with the parts of a message.
-Receive = Callable[[list[memoryview]], None]
 
 
-def packed(name: object, value: object, dumps: Dumps = pickle.dumps) -> list[Any]:
+def pack(name: object, value: object) -> list[Any]:
     """Return a message as the bytes that are sent, in parts: the pickles of a name and of its value, and buffers."""
     buffers: list[pickle.PickleBuffer] = []
-    payload = dumps(value, protocol=5, buffer_callback=buffers.append)
+    payload = dumps(value, protocol=5, buffer_callback=buffers.append)  # type: ignore[no-untyped-call]
     parts: list[Any] = [pickle.dumps(name, 5), payload, *(buffer.raw() for buffer in buffers)]
     head = struct.pack(f"!I{len(parts)}Q", len(parts), *map(len, parts))
     if sum(map(len, parts)) <= _JOINED:
@@ -55,29 +50,17 @@ def packed(name: object, value: object, dumps: Dumps = pickle.dumps) -> list[Any
 
 
 def name_of(parts: list[memoryview]) -> Any:
-    """Return the name in a message."""
     return pickle.loads(parts[0])
 
 
 def value_of(parts: list[memoryview]) -> Any:
-    """Return the value in a message."""
     return pickle.loads(parts[1], buffers=parts[2:])
 
 
-def received(stream: BufferedReader) -> list[memoryview]:
-    """Return the parts of the next message of a stream.
-
-    Raises
-    ------
-    EOFError
-        At its end.
-    """
+def read_message(stream: BufferedReader) -> list[memoryview]:
+    """Return the parts of the next message of a stream; EOFError at its end."""
     (count,) = _COUNT.unpack(_exactly(stream, _COUNT.size))
-    if count > _MOST_PARTS:
-        raise EOFError(f"a message of {count} parts")
     sizes = struct.unpack(f"!{count}Q", _exactly(stream, 8 * count))
-    if sum(sizes) > _MOST_BYTES:
-        raise EOFError(f"a message of {sum(sizes)} bytes")
     return [_exactly(stream, size) for size in sizes]
 
 
@@ -112,7 +95,6 @@ class Sender:
         self._lock = threading.Lock()
 
     def send(self, parts: list[Any]) -> None:
-        """Send a message."""
         with self._lock:
             for part in parts:
                 self._socket.sendall(part)
@@ -129,64 +111,26 @@ class Sender:
             return True
 
     def close(self) -> None:
-        """Close the connection."""
         self._socket.close()
 
 
-class Relay:
-    """Sends messages to a worker over Dask's own connections, where its hub cannot be reached.
-
-    Parameters
-    ----------
-    worker : str
-        The address of the worker.
-    send : callable (address, message)
-        Returns once the message was stored there, or raises an error.
-    """
-
-    def __init__(self, worker: str, send: Callable[[str, bytes], None]) -> None:
-        self._worker, self._send = worker, send
-
-    def send(self, parts: list[Any]) -> None:
-        """Send a message."""
-        self._send(self._worker, b"".join(parts))
-
-    def is_closed(self) -> bool:
-        """Return False: Dask opens connections as they are needed."""
-        return False
-
-    def close(self) -> None:
-        """Do nothing, as there is no connection."""
-
-
 class Listener:
-    """Accepts connections of other workers, and passes their messages on.
+    """Accepts connections of other workers, and calls `receive` with the parts of each message.
 
-    Parameters
-    ----------
-    host : str
-    port : int
-        0: any.
-    token : bytes
-        What a connection begins with.
-    context : ssl.SSLContext, optional
-    receive : callable (parts of a message)
-        Called by the thread of a connection.
-    lost : callable ()
-        Called when a connection ends in the midst of a message, or a message cannot be taken.
+    The thread of a connection calls `lost` when the connection ends in the midst of a message, or a message cannot be
+    stored.
     """
 
     def __init__(
         self,
         host: str,
-        port: int,
         token: bytes,
         context: ssl.SSLContext | None,
-        receive: Receive,
+        receive: Callable[[list[memoryview]], None],
         lost: Callable[[], None],
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family)
+        self._socket = socket.create_server((host, 0), family=family)
         self._token, self._context, self._receive, self._lost = token, context, receive, lost
         self._connections: set[socket.socket] = set()
         self._is_closed = False
@@ -194,11 +138,9 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port at which it listens."""
         return int(self._socket.getsockname()[1])
 
     def close(self) -> None:
-        """Close all connections."""
         self._is_closed = True
         for one in (self._socket, *self._connections):
             # A thread that waits in `accept` or `recv` returns.
@@ -251,7 +193,7 @@ class Listener:
         """Pass the messages of a connection on, until it ends."""
         try:
             while stream.peek(1):
-                self._receive(received(stream))
+                self._receive(read_message(stream))
         # A value that was not stored would be waited for.
         except Exception as error:  # noqa: BLE001
             if not self._is_closed:

@@ -19,26 +19,16 @@ from dask_ferro.graph.bundling.partition import Floats, Ints
 
 Part = TypeVar("Part")
 Plan: TypeAlias = Callable[[Ints, float], Part | None]
-# Of a part's seconds, how far from their middle it may be cut.
+# How far from the middle of its seconds a part may be cut, as a share of them.
 _OFF = 1 / 8
 
 
 def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part], most: int) -> list[Part]:
-    """Return the parts of a graph, in the order in which they run; [] where they would be too many.
+    """Return the parts of a graph, in the order in which they run; [] where they would be more than `most`.
 
-    Parameters
-    ----------
-    seconds : array
-        Of each task; tasks are in a topological order.
-    edges : array of three columns
-        Task, its reader, and bytes; those into one task are side by side, and tasks in their order.
-    inside : sequence of bool
-        Whether each task may be in a part; the others run by themselves.
-    plan : callable
-        Returns the part of some tasks, while so many bytes of results that cross its bounds are in memory; None: it
-        does not fit.
-    most : int
-        Parts, at most.
+    Tasks are in a topological order.  A row of `edges` is (task, its reader, bytes); those into one task are side by
+    side, and tasks in their order.  Tasks that are not `inside` run by themselves.  `plan` returns the part of some
+    tasks, while so many bytes of results that cross its bounds are in memory, or None if it does not fit.
     """
     order, spans = ordered(edges, inside)
     src, dst = np.argsort(order)[edges[:, :2].T.astype(np.int64)]
@@ -62,7 +52,7 @@ def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part]
 
 def ordered(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int, int]]]:
     """Return tasks in a topological order, and the bounds of those `inside` that no others lie between."""
-    # Of tasks inside, how often those before them are left for tasks outside.
+    # How often paths to each task inside leave for tasks outside.
     stage = [0 if is_inside else -1 for is_inside in inside]
     for u, v in edges[:, :2].astype(np.int64).tolist():
         stage[v] = max(stage[v], stage[u] + (inside[v] and not inside[u]))
@@ -75,7 +65,7 @@ def ordered(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int
 def _middle(seconds: Floats, last: Ints) -> int:
     """Return where the fewest values cross, near the middle; `last` has the last reader of each task's result."""
     n = len(seconds)
-    # What is read behind all of them is picked wherever they are cut.
+    # Results that are read behind all of them are picked wherever they are cut.
     own = np.flatnonzero(last < n)
     changes = np.bincount(own, minlength=n) - np.bincount(last[own], minlength=n)
     done = np.cumsum(seconds)

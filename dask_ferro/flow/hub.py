@@ -17,25 +17,25 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BufferedReader, BytesIO
 from pickle import PicklingError
 from queue import SimpleQueue
-from time import perf_counter, thread_time
+from ssl import SSLContext
+from time import perf_counter
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from dask.typing import Key
-from distributed import Reschedule
+from distributed import Reschedule, secede
 from distributed.sizeof import safe_sizeof
+from distributed.threadpoolexecutor import rejoin, thread_state
 
-from dask_ferro.flow.channel import Dumps, Listener, Relay, Sender, name_of, packed, received, value_of
+from dask_ferro.flow.channel import Listener, Sender, name_of, pack, read_message, value_of
 from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share, StolenTask
 from dask_ferro.flow.times import TaskTimes
-from dask_ferro.flow.upstream import has_seceded, leave_pool, rejoin_pool
 from dask_ferro.policy.stealing.peers import Thief, gift
 
 logger = logging.getLogger(__name__)
@@ -70,32 +70,22 @@ class Void(Exception):
 
 
 class _Unsendable(Exception):
-    """A value cannot be pickled."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-# What workers send each other.
-Kind = Literal["value", "ask", "give", "back", "done"]
+    """A value cannot be pickled; the cause says why."""
 
 
 class Message(NamedTuple):
-    """What one worker sends another.
+    """A message from one worker to another.
 
-    value    a task's result, by its key
-    ask      the sender has no ready task; its member
-    give     tasks that the receiver runs now, which may be none
-    back     the key of a task that the sender cannot run for the receiver
-    done     all tasks of the sender have ended; its member
-
-    A message of kind "give" has the sender's member and the keys of the tasks as its key, as these cannot be read if
-    the tasks cannot.
+    kind     key                                    value
+    value    a task's                               its result
+    ask                                             the sender's member: it has no ready task
+    give     the sender's member, the tasks' keys   tasks that the receiver runs now, which may be none
+    back     of a task that the sender cannot run for the receiver
+    done                                            the sender's member: all tasks of its worker have ended
     """
 
     run: str
-    kind: Kind
+    kind: Literal["value", "ask", "give", "back", "done"]
     key: Any
     value: Any
 
@@ -110,7 +100,8 @@ class _Post(NamedTuple):
 class _Here:
     """A run on this worker: its state, and what threads wait for."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.run: FlowRun | None = None
         self.early: list[Message] = []
         self.changed = threading.Condition()
@@ -159,7 +150,6 @@ class _Here:
             self.changed.notify()
 
     def gift(self, run: FlowRun) -> list[StolenTask]:
-        """Return tasks for a worker that has asked."""
         now = perf_counter()
         spare = run.spare(_MOST_GIVEN)
         sizes = (float(sum(map(safe_sizeof, (task.call, *run.inputs_of(task).values())))) for task in spare)
@@ -171,46 +161,33 @@ class _Here:
 class Hub:
     """The flows of one worker.
 
-    Parameters
-    ----------
-    worker : str
-        The worker's address.
-    host : str
-    port : int
-        Where it listens; 0: any port.
-    token : bytes
-        What connections of this cluster begin with.
-    contexts : (ssl.SSLContext or None, ssl.SSLContext or None)
-        For connections from others, and to others.
-    dumps : callable
-        As `pickle.dumps`.
-    relay : callable (address, message)
-        Sends a message to a worker whose hub cannot be reached, or raises an error.
+    `token` is what connections of this cluster begin with, `contexts` are the TLS contexts for connections from others
+    and to others.  `relay` sends a message to the address of a worker whose hub cannot be reached, or raises an error.
     """
 
     def __init__(
         self,
         worker: str,
         host: str,
-        port: int,
         token: bytes,
-        contexts: Sequence[Any],
-        dumps: Dumps,
+        contexts: Sequence[SSLContext | None],
         relay: Callable[[str, bytes], None],
     ) -> None:
         self.worker = worker
-        self._token, self._dumps, self._relay = token, dumps, relay
+        self._token, self._relay = token, relay
         serving, self._connecting = contexts
         self._runs: dict[str, _Here] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._ended: dict[str, None] = {}
         self._lock = threading.Lock()
         self._is_closed = False
-        self._senders: dict[tuple[str, int], Sender | Relay] = {}
+        self._senders: dict[Home, Sender] = {}
+        # Those that are reached over Dask's connections alone.
+        self._relayed: set[Home] = set()
         # A connection may take seconds, for which no value waits.
         self._connects = threading.Lock()
         self._answers: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._answer, name="ferro-flow-answer", daemon=True).start()
-        self._listener = Listener(host, port, token, serving, self._receive, self._lose)
+        self._listener = Listener(host, token, serving, self._receive, self._lose)
         self.port = self._listener.port
         _hubs[worker] = self
 
@@ -223,13 +200,13 @@ class Hub:
 
     def take(self, message: bytes) -> None:
         """Store what a worker has sent that does not reach this hub."""
-        self._receive(received(BufferedReader(BytesIO(message))))
+        self._receive(read_message(BufferedReader(BytesIO(message))))
 
     def _receive(self, parts: list[memoryview]) -> None:
         name, kind, key = name_of(parts)
         try:
             value = value_of(parts)
-        # What reads the value fails, as if this worker had computed it.
+        # Readers of the value fail, as if this worker had computed it.
         except Exception as error:  # noqa: BLE001
             value = Failed(error)
         self.deliver(Message(name, kind, key, value))
@@ -247,7 +224,7 @@ class Hub:
                 here.notify()
 
     def _store(self, here: _Here, run: FlowRun, message: Message) -> None:
-        name, kind, key, value = message
+        _, kind, key, value = message
         if kind == "value":
             run.receive(key, value)
         elif kind == "done":
@@ -256,7 +233,7 @@ class Hub:
         elif kind == "back":
             run.take_back(key)
         elif kind == "ask":
-            self._answers.put(partial(self._give, name, here, value))
+            self._answers.put(partial(self._give, here, value))
         else:
             victim, keys = key
             has_failed = isinstance(value, Failed)
@@ -264,7 +241,9 @@ class Hub:
             # A thread that waits for an answer asks sooner than it had to without one.
             here.changed.notify()
             for one in keys if has_failed else ():
-                self._answers.put(partial(self._post, Message(name, "back", one, None), here.homes[victim]))
+                self._answers.put(
+                    partial(self._post, Message(here.name, "back", one, None), here.homes[victim])
+                )
             for stolen in () if has_failed else value:
                 run.accept(stolen)
 
@@ -285,26 +264,20 @@ class Hub:
             return here
         with self._lock:
             has_ended = self._is_closed or name in self._ended
-            return None if has_ended else self._runs.setdefault(name, _Here())
+            return None if has_ended else self._runs.setdefault(name, _Here(name))
 
     def _end(self, name: str) -> None:
         self._runs.pop(name, None)
         self._ended[name] = None
         if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+            del self._ended[next(iter(self._ended))]
 
     # -- what runs -----------------------------------------------------------------------------------------
 
     def run(
         self, name: str, share: Share, inputs: Mapping[Key, Any], homes: Sequence[Home], times: TaskTimes
     ) -> tuple[Any, ...]:
-        """Compute a member's share, and what else is ready here; return the member's results.
-
-        Raises
-        ------
-        Void
-            If the run has no future.
-        """
+        """Compute a member's share, and what else is ready here; return the member's results, or raise `Void`."""
         here = self._here(name)
         if here is None:
             raise Void(name)
@@ -320,10 +293,7 @@ class Hub:
             here.changed.notify_all()
         try:
             with _switching():
-                start = thread_time()
-                self._drain(here, run, name, times)
-                times.figures.cpu_s += thread_time() - start
-            times.figures.trip_s = here.thief.trip_s
+                self._drain(here, run, times)
             return run.results(share)
         except Void:
             self.void(name)
@@ -336,11 +306,11 @@ class Hub:
                 with self._lock:
                     self._end(name)
 
-    def _drain(self, here: _Here, run: FlowRun, name: str, times: TaskTimes) -> None:
-        thread, idle, figures = threading.get_ident(), perf_counter(), times.figures
+    def _drain(self, here: _Here, run: FlowRun, times: TaskTimes) -> None:
+        thread, idle = threading.get_ident(), perf_counter()
         while True:
             with here.changed:
-                step = self._step(here, run, name, times, idle)
+                step = self._step(here, run, times, idle)
                 if isinstance(step, InnerTask):
                     if run.is_ready and here.members > 1:
                         here.changed.notify()
@@ -349,16 +319,11 @@ class Hub:
             if step is None:
                 return
             if isinstance(step, _Post):
-                cpu = thread_time()
                 self._send(*step)
-                figures.messages += len(step.homes)
-                figures.sending_s += thread_time() - cpu
                 continue
-            cpu = thread_time()
-            value = called(step, inputs, times)
-            figures.tasks, figures.computing_s = figures.tasks + 1, figures.computing_s + thread_time() - cpu
+            value = call_task(step, inputs, times)
             del inputs
-            is_sent = self._send_result(here, run, name, step, value, times)
+            is_sent = self._send_result(here, run, step, value, times)
             with here.changed:
                 del here.starts[thread]
                 idle = perf_counter()
@@ -371,19 +336,17 @@ class Hub:
                 if here.is_over or here.members > 1:
                     here.notify()
 
-    def _step(
-        self, here: _Here, run: FlowRun, name: str, times: TaskTimes, idle: float
-    ) -> InnerTask | _Post | None:
+    def _step(self, here: _Here, run: FlowRun, times: TaskTimes, idle: float) -> InnerTask | _Post | None:
         """Wait until there is something to do, and return it; None: there will be nothing."""
         while True:
             if here.is_void:
-                raise Void(name)
+                raise Void(here.name)
             if run.is_ready:
                 here.thief.busy()
                 return run.take()
             if here.has_to_say_done:
                 here.has_said_done = True
-                done = Message(name, "done", None, here.own)
+                done = Message(here.name, "done", None, here.own)
                 return _Post(done, [here.homes[member] for member in here.others])
             if here.is_over:
                 return None
@@ -391,36 +354,32 @@ class Hub:
             here.thief.idle(start)
             victim = here.thief.victim(start)
             if victim is not None:
-                return _Post(Message(name, "ask", None, here.own), [here.homes[victim]])
+                return _Post(Message(here.name, "ask", None, here.own), [here.homes[victim]])
             here.changed.wait(min(_PATIENCE, here.thief.seconds(start)))
             now = perf_counter()
             times.figures.waited += now - start
-            # What this member waits for may itself wait for this thread: others have it from now on.
-            if now - idle >= _PATIENCE and not has_seceded():
-                leave_pool()
+            # The awaited value may itself wait for this thread: others have the thread from now on.
+            if now - idle >= _PATIENCE and not _has_seceded():
+                secede()  # type: ignore[no-untyped-call]
 
-    def _send_result(
-        self, here: _Here, run: FlowRun, name: str, task: InnerTask, value: Any, times: TaskTimes
-    ) -> bool:
+    def _send_result(self, here: _Here, run: FlowRun, task: InnerTask, value: Any, times: TaskTimes) -> bool:
         """Send a result to its readers; return False if the worker that gave the task away has to run it itself."""
         owner = run.owner_of(task)
         readers = task.readers if owner is None else (*task.readers, owner)
         if not readers:
             return True
-        homes, cpu = {here.homes[member] for member in readers}, thread_time()
+        homes = {here.homes[member] for member in readers}
         try:
-            nbytes = self._send(Message(name, "value", task.key, value), homes)
+            nbytes = self._send(Message(here.name, "value", task.key, value), homes)
         except _Unsendable as error:
             if owner is not None:
-                self._send(Message(name, "back", task.key, None), [here.homes[owner]])
+                self._send(Message(here.name, "back", task.key, None), [here.homes[owner]])
                 return False
-            # What reads the value elsewhere fails; the reason itself may be an error that cannot be pickled.
-            reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.reason!r}")
-            nbytes = self._send(Message(name, "value", task.key, Failed(reason)), homes)
-        values, figures = sum(home.worker != self.worker for home in homes), times.figures
-        figures.messages += values
-        figures.sending_s += thread_time() - cpu
-        figures.values += values
+            # Readers of the value elsewhere fail; the reason itself may be an error that cannot be pickled.
+            reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.__cause__!r}")
+            nbytes = self._send(Message(here.name, "value", task.key, Failed(reason)), homes)
+        figures = times.figures
+        figures.values += sum(home.worker != self.worker for home in homes)
         figures.nbytes += nbytes
         figures.stolen += owner is not None
         return True
@@ -428,27 +387,22 @@ class Hub:
     def _send(self, message: Message, homes: Collection[Home]) -> int:
         """Send a message to workers; return the bytes that passed.
 
-        Raises
-        ------
-        Void
-            If one cannot be reached.
-        _Unsendable
-            If it cannot be pickled; nobody was sent it.
+        `Void`: a worker cannot be reached.  `_Unsendable`: the message cannot be pickled, and was sent to nobody.
         """
         here = {home: hub for home in homes if (hub := _hubs.get(home.worker)) is not None}
         away = [home for home in homes if home not in here]
         parts: list[Any] = []
         if away:
             try:
-                parts = packed(message[:3], message.value, self._dumps)
+                parts = pack(message[:3], message.value)
             except Exception as error:
-                raise _Unsendable(error) from error
+                raise _Unsendable from error
         for hub in here.values():
             if hub is not self:
                 hub.deliver(message)
         for home in away:
             try:
-                self._sender(home).send(parts)
+                self._pass(home, parts)
             # A worker that ends raises more than OSErrors: its event loop is closed, or it knows no such message.
             except Exception as error:
                 self._forget(home)
@@ -462,7 +416,7 @@ class Hub:
         while (answer := self._answers.get()) is not None:
             answer()
 
-    def _give(self, name: str, here: _Here, thief: int) -> None:
+    def _give(self, here: _Here, thief: int) -> None:
         """Give tasks away to a worker that has asked, or none."""
         run = here.run
         assert run is not None
@@ -471,13 +425,13 @@ class Hub:
         keys = [one.task.key for one in stolen]
         home = here.homes[thief]
         try:
-            self._post(Message(name, "give", (here.own, keys), stolen), home)
+            self._post(Message(here.name, "give", (here.own, keys), stolen), home)
         except _Unsendable:
             with here.changed:
                 for key in keys:
                     run.take_back(key)
                 here.notify()
-            self._post(Message(name, "give", (here.own, []), []), home)
+            self._post(Message(here.name, "give", (here.own, []), []), home)
 
     def _post(self, message: Message, home: Home) -> None:
         try:
@@ -486,28 +440,35 @@ class Hub:
             logger.debug("dask_ferro: an answer was not sent: %s", error)
             self.void(message.run)
 
-    def _sender(self, home: Home) -> Sender | Relay:
-        address = home.host, home.port
-        sender = self._senders.get(address)
+    def _pass(self, home: Home, parts: list[Any]) -> None:
+        """Send the parts of a message to another process."""
+        sender = self._senders.get(home)
+        if sender is None and home not in self._relayed:
+            sender = self._connect(home)
         if sender is None:
-            with self._connects:
-                sender = self._senders.get(address)
-                if sender is None:
-                    # Workers come and go, and a connection to one that is gone stays until somebody closes it.
-                    for gone in [to for to, one in self._senders.items() if one.is_closed()]:
-                        self._senders.pop(gone).close()
-                    sender = self._senders[address] = self._connected(home)
-        return sender
+            self._relay(home.worker, b"".join(parts))
+        else:
+            sender.send(parts)
 
-    def _connected(self, home: Home) -> Sender | Relay:
-        try:
-            return Sender((home.host, home.port), self._token, self._connecting)
-        except OSError as error:
-            logger.info("dask_ferro: values for %s go over Dask's connections: %s", home.worker, error)
-            return Relay(home.worker, self._relay)
+    def _connect(self, home: Home) -> Sender | None:
+        """Return a connection to a worker; None: its hub cannot be reached."""
+        with self._connects:
+            if home in self._senders or home in self._relayed:
+                return self._senders.get(home)
+            # Workers come and go, and a connection to one that is gone stays until somebody closes it.
+            for gone in [to for to, one in list(self._senders.items()) if one.is_closed()]:
+                self._forget(gone)
+            try:
+                sender = self._senders[home] = Sender((home.host, home.port), self._token, self._connecting)
+            except OSError as error:
+                logger.info("dask_ferro: values for %s go over Dask's connections: %s", home.worker, error)
+                self._relayed.add(home)
+                return None
+            return sender
 
     def _forget(self, home: Home) -> None:
-        sender = self._senders.pop((home.host, home.port), None)
+        self._relayed.discard(home)
+        sender = self._senders.pop(home, None)
         if sender is not None:
             sender.close()
 
@@ -530,18 +491,15 @@ def hub_of(worker: str) -> Hub | None:
     return _hubs.get(worker)
 
 
-def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
+def call_task(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
     """Return the result of a task; a `Failed` if it raises an error, or reads one.
 
-    Raises
-    ------
-    Reschedule
-        If the task does: all that runs with it starts again.
+    If the task raises `Reschedule`, all that runs with it starts again.
     """
     for value in inputs.values():
         if isinstance(value, Failed):
             return value
-    start, had_seceded = perf_counter(), has_seceded()
+    start, had_seceded = perf_counter(), _has_seceded()
     try:
         result = task.call(inputs)
     except Reschedule:
@@ -554,10 +512,15 @@ def called(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
         return Failed(error)
     finally:
         # The next task may call `secede` too.
-        if has_seceded() and not had_seceded:
-            rejoin_pool()
+        if _has_seceded() and not had_seceded:
+            rejoin()  # type: ignore[no-untyped-call]
     times.note(task.key, start, result, task.about)
     return result
+
+
+def _has_seceded() -> bool:
+    """Return whether this thread has left its worker's pool of threads."""
+    return not getattr(thread_state, "proceed", True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What Dask runs for a share: a bundle, which is a flow of one member, or a member of a flow.
+"""The task of Dask's that runs a share: a bundle, which is a flow of one member, or a member of a flow.
 
     one member, one output     its value
     else                       a tuple of values; an error of a task is a `Failed`, which `pick` raises
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from dask.typing import Key
 from distributed import Reschedule, get_worker
 
-from dask_ferro.flow.hub import Home, Void, called, hub_of
-from dask_ferro.flow.repeat import unrolled
+from dask_ferro.flow.hub import Home, Void, call_task, hub_of
+from dask_ferro.flow.repeat import unroll
 from dask_ferro.flow.run import Failed, FlowRun, Share
 from dask_ferro.flow.times import TaskTimes
 
@@ -34,18 +34,12 @@ class Read(NamedTuple):
 
 
 def run_share(share: Share, reads: tuple[Read, ...], *arguments: Any) -> Any:
-    """Return the results of a share's tasks.
-
-    Raises
-    ------
-    Exception
-        What a task raised, with a note that names it, if its result is the only one.
-    """
+    """Return the results of a share's tasks; if there is but one, the error of its task is raised."""
     inputs = {
         read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]
         for read in reads
     }
-    share, times = unrolled(share), TaskTimes()
+    share, times = unroll(share), TaskTimes()
     try:
         results = _alone(share, inputs, times) if share.members == 1 else _among(share, inputs, times)
     finally:
@@ -60,7 +54,7 @@ def _alone(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
     run.add(share, inputs)
     while run.is_ready:
         task = run.take()
-        run.finish(task, called(task, run.inputs_of(task), times))
+        run.finish(task, call_task(task, run.inputs_of(task), times))
     return run.results(share)
 
 
@@ -83,13 +77,7 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
 
 
 def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
-    """Return one result of a share that has several; `silent` are members that have none.
-
-    Raises
-    ------
-    Exception
-        What the task raised.
-    """
+    """Return one result of a share that has several, or raise its error; `silent` are members that have none."""
     result = results[place]
     if isinstance(result, Failed):
         raise result.error

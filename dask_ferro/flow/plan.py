@@ -17,7 +17,7 @@ import numpy as np
 from dask_ferro.graph.bundling.partition import FlowCosts, Quotient, handed_out
 
 # How often what a message takes is counted where a task is assigned: that it is sent for one task is seen at once, that
-# its readers follow it there is not.  Of large graphs one is tried.
+# its readers follow it there is not.  Large graphs try one.
 _AVERSIONS, _SMALL = (1.0, 8.0, 64.0), 10_000
 
 

@@ -28,11 +28,9 @@ class Renamed:
 
     @property
     def dependencies(self) -> Collection[Key]:
-        """The keys of its inputs."""
         return self.keys.values()
 
     def __call__(self, values: dict[Any, Any]) -> Any:
-        """Return its result."""
         return self.call({**self.constants, **{key: values[other] for key, other in self.keys.items()}})
 
 
@@ -46,24 +44,22 @@ class Joined:
 
     @property
     def dependencies(self) -> Collection[Key]:
-        """The keys of its inputs."""
         return frozenset(chain.from_iterable(call.dependencies for call in self.calls))
 
     def __call__(self, values: dict[Any, Any]) -> tuple[Any, ...]:
-        """Return its result."""
         return tuple(chain.from_iterable(call(values) for call in self.calls))
 
 
-def unrolled(share: Share) -> Share:
+def unroll(share: Share) -> Share:
     """Return a share with its repeats as tasks."""
     if not share.repeats:
         return share
     return share._replace(
-        tasks=(*share.tasks, *chain.from_iterable(map(repeated, share.repeats))), repeats=()
+        tasks=(*share.tasks, *chain.from_iterable(map(write_repeats, share.repeats))), repeats=()
     )
 
 
-def repeated(repeat: Repeat) -> Iterator[InnerTask]:
+def write_repeats(repeat: Repeat) -> Iterator[InnerTask]:
     """Yield the tasks of all repeats."""
     last = len(repeat.inputs)
     for task in repeat.tasks:

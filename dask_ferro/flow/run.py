@@ -25,16 +25,12 @@ from dask.typing import Key
 
 
 class Call(Protocol):
-    """What an inner task does: the task of a Dask graph."""
+    """The call of an inner task: the task of a Dask graph."""
 
     @property
-    def dependencies(self) -> Collection[Key]:
-        """The keys of its inputs."""
-        ...
+    def dependencies(self) -> Collection[Key]: ...
 
-    def __call__(self, values: dict[Any, Any]) -> Any:
-        """Return its result, of its inputs by key."""
-        ...
+    def __call__(self, values: dict[Any, Any]) -> Any: ...
 
 
 # The annotation of tasks whose member is decided before they are submitted: those of ranks.
@@ -42,17 +38,8 @@ MEMBER = "ferro-member"
 
 
 class MemberTask(NamedTuple):
-    """The member of a flow that computes a task, and the order of the task there.
-
-    Parameters
-    ----------
-    worker : str
-        The address of the worker on which the member runs, if it is there.
-    lane : str
-        Tells members of one worker apart.
-    order : float
-        Of ready tasks, the least runs first.
-    """
+    """The member of a flow that computes a task: the worker on which it runs, if that is there, and which one of that
+    worker's members it is; the ready task of least order runs first."""
 
     worker: str
     lane: str
@@ -60,63 +47,34 @@ class MemberTask(NamedTuple):
 
 
 class InnerTask(NamedTuple):
-    """A task of a flow.
-
-    Parameters
-    ----------
-    key : key of Dask
-        The key under which others read its result.
-    call : Call
-    rank : float
-        Of ready tasks, the least runs first.
-    readers : tuple of int
-        The members, apart from its own, with tasks that read the result.
-    about : tuple
-        What a trace tells of it (`trace.About`); (): nothing.
-    """
+    """A task of a flow; the ready task of least rank runs first."""
 
     key: Key
     call: Call
     rank: float
+    # The members, apart from its own, with tasks that read the result.
     readers: tuple[int, ...] = ()
+    # A `trace.About`, or nothing.
     about: tuple[Any, ...] = ()
 
 
 class Repeat(NamedTuple):
-    """Tasks of one member that run several times, each time on results of the time before (`flow.repeat`).
+    """Tasks of one member that run several times, each time on results of the time before (`flow.repeat`)."""
 
-    Parameters
-    ----------
-    name : str
-        The part of the keys that the repeat's number follows.
-    tasks : tuple of InnerTask
-        Those of the first repeat.
-    carry : mapping of key to key
-        By input, the key of the first repeat's task whose result the next repeat reads in its place.
-    inputs : sequence of mapping
-        Of each repeat, the values that it alone reads, by the keys that the first one has for them.
-    next_readers : mapping of key to tuple of int
-        The members with tasks of the next repeat that read a result.
-    """
-
+    # The part of the keys that the repeat's number follows.
     name: str
+    # Those of the first repeat.
     tasks: tuple[InnerTask, ...]
+    # By input, the key of the first repeat's task whose result the next repeat reads in its place.
     carry: Mapping[Key, Key]
+    # For each repeat, the values that it alone reads, by the keys that the first one has for them.
     inputs: Sequence[Mapping[Key, Any]]
+    # By key, the members with tasks of the next repeat that read the result.
     next_readers: Mapping[Key, tuple[int, ...]]
 
 
 class StolenTask(NamedTuple):
-    """A task of another worker, which runs here.
-
-    Parameters
-    ----------
-    task : InnerTask
-    inputs : dict
-        Their values by key.
-    owner : int
-        A member on the worker that gave it away.
-    """
+    """A task of another worker, which runs here, with its inputs and a member on the worker that gave it away."""
 
     task: InnerTask
     inputs: dict[Key, Any]
@@ -124,28 +82,17 @@ class StolenTask(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The part of a flow that one member computes.
+    """The part of a flow that one member computes."""
 
-    Parameters
-    ----------
-    flow : str
-        The name of the flow.
-    member, members : int
-        Its number, and how many there are.
-    tasks : tuple of InnerTask
-    outputs : tuple of keys
-        Keys of its tasks whose values are the member's results.
-    repeats : tuple of Repeat
-    steals : bool
-        Whether its tasks may run on other members' workers.
-    """
-
+    # The flow's name, the member's number, and how many there are.
     flow: str
     member: int
     members: int
     tasks: tuple[InnerTask, ...]
+    # Keys of its tasks whose values are the member's results.
     outputs: tuple[Key, ...]
     repeats: tuple[Repeat, ...] = ()
+    # Whether its tasks may run on other members' workers.
     steals: bool = False
 
     @property
@@ -161,13 +108,7 @@ class Failed(NamedTuple):
 
 
 class FlowRun:
-    """One run of a flow on one worker.
-
-    Parameters
-    ----------
-    members : collection of int
-        The members that run here.
-    """
+    """One run of a flow on one worker, which has some of its members."""
 
     def __init__(self, members: Collection[int]) -> None:
         self._coming = set(members)
@@ -179,10 +120,10 @@ class FlowRun:
         self._ready: list[tuple[float, int, InnerTask]] = []
         self._entered = 0
         self._unfinished = 0
-        # What other workers run for this one; what this one runs for others; what came back, and stays.
+        # Tasks that other workers run for this one, and that this one runs for others; whether it gives tasks away.
         self._away: dict[Key, InnerTask] = {}
         self._stolen: dict[Key, StolenTask] = {}
-        self._staying: set[Key] = set()
+        self._gives = True
 
     @property
     def is_done(self) -> bool:
@@ -191,7 +132,6 @@ class FlowRun:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a task can run."""
         return bool(self._ready)
 
     def add(self, share: Share, inputs: Mapping[Key, Any]) -> None:
@@ -224,7 +164,6 @@ class FlowRun:
         return heappop(self._ready)[2]
 
     def inputs_of(self, task: InnerTask) -> dict[Key, Any]:
-        """Return the inputs of a task by key."""
         if task.key in self._stolen:
             return self._stolen[task.key].inputs
         return {key: self._values[key] for key in task.call.dependencies}
@@ -253,16 +192,12 @@ class FlowRun:
 
     @property
     def ready(self) -> int:
-        """How many tasks can run."""
         return len(self._ready)
 
     def spare(self, most: int) -> list[InnerTask]:
         """Return ready tasks that another worker may run, from the one that would begin last on."""
-        return [
-            task
-            for _, _, task in nlargest(most, self._ready)
-            if task.key not in self._stolen and task.key not in self._staying
-        ]
+        last = nlargest(most, self._ready) if self._gives else ()
+        return [task for _, _, task in last if task.key not in self._stolen]
 
     def give(self, tasks: Collection[InnerTask], owner: int) -> list[StolenTask]:
         """Return ready tasks with their inputs, which another worker runs now."""
@@ -273,9 +208,9 @@ class FlowRun:
         return [StolenTask(task, self.inputs_of(task), owner) for task in tasks]
 
     def take_back(self, key: Key) -> None:
-        """Run a task here that another worker cannot run, or whose result cannot be sent."""
+        """Run a task here that cannot be sent, or whose result cannot; the next ones stay, since each try is logged."""
         if key in self._away:
-            self._staying.add(key)
+            self._gives = False
             self._push(self._away.pop(key))
 
     def accept(self, stolen: StolenTask) -> None:

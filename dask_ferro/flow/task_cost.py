@@ -1,4 +1,4 @@
-"""What one task costs, measured or as it tells itself: by the annotation "ferro", or as one of a model's bundles.
+"""The cost of one task, measured or as it tells itself: by the annotation "ferro", or as one of a model's bundles.
 
 What a task tells is a guess, which may take ten times as long.  Durations are seconds, sizes bytes.
 """
@@ -17,7 +17,7 @@ CALL = "@"
 # How many times as long a guess may take, and always so many seconds: a trial on small data takes microseconds, and
 # tells little of the next call.
 WRONG, TRIAL_S = 10.0, 1e-3
-# Of a task that tells its seconds alone, the bytes of its result for each second: memory is hardly written faster.
+# A task that tells its seconds alone has so many bytes of its result for each: memory is hardly written faster.
 _WRITES = 1e9
 
 

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean
 from time import monotonic, perf_counter
@@ -19,17 +20,28 @@ from dask.typing import Key
 from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import MeasuredTasks, MemberFigures, merged, names_of
+from dask_ferro.flow.costs import MeasuredTasks, merged, names_of
 
 logger = logging.getLogger(__name__)
 
-# Of the seconds of a bundle's tasks, what may be spent on the bytes of their results: 1 us for an array, 0.1 ms for a
-# table with text.
+# The share of the seconds of a bundle's tasks that may be spent on the bytes of their results: 1 us for an array,
+# 0.1 ms for a table with text.
 _SIZING = 0.05
 # The topic of Dask's events under which measurements are sent; seconds between two messages, and groups in one.
 TOPIC = "ferro-task-costs"
 _EVERY = 0.2
 _GROUPS = 256
+
+
+@dataclass
+class MemberFigures:
+    """The values and bytes that a member of a flow sent to other workers, the tasks of others that it ran, and how long
+    it had none to run."""
+
+    values: int = 0
+    nbytes: int = 0
+    stolen: int = 0
+    waited: float = 0.0
 
 
 class InnerRun(NamedTuple):
@@ -54,13 +66,7 @@ def listen(listener: Listener | None) -> None:
 
 
 class TaskTimes:
-    """The tasks that ran in one task of Dask's.
-
-    Attributes
-    ----------
-    figures : MemberFigures
-        What a member of a flow did.
-    """
+    """The tasks that ran in one task of Dask's, and what it did as a member of a flow."""
 
     def __init__(self) -> None:
         self.figures = MemberFigures()
@@ -85,7 +91,7 @@ class TaskTimes:
             # The caller's own thread, where Dask's local schedulers compute, has none.
             with suppress(ValueError):
                 worker = get_worker()
-            if worker is not None and (measured := _pending.taken(tallied(self._runs))):
+            if worker is not None and (measured := _pending.taken(tally(self._runs))):
                 worker.log_event(TOPIC, [one._asdict() for one in measured])
             if _listener is not None:
                 _listener(self._runs)
@@ -94,7 +100,7 @@ class TaskTimes:
 
 
 class _Pending:
-    """What was measured since the last message."""
+    """The measurements since the last message."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +128,7 @@ class _Pending:
 _pending = _Pending()
 
 
-def tallied(runs: list[InnerRun]) -> list[MeasuredTasks]:
+def tally(runs: list[InnerRun]) -> list[MeasuredTasks]:
     """Return the runs of a bundle's tasks summed up by group."""
     found: dict[tuple[str, str], list[InnerRun]] = {}
     for run in runs:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from distributed import Worker
 from distributed.core import send_recv
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.protocol.pickle import dumps
 
 from dask_ferro.flow.channel import CONNECTS
 from dask_ferro.flow.hub import Hub
@@ -26,12 +24,8 @@ _VALUE = "ferro_flow_value"
 class FlowWorker(WorkerPlugin):
     """Lets a worker take part in flows.
 
-    Parameters
-    ----------
-    token : bytes
-        What connections between the hubs of a cluster begin with.
-    installation : str
-        Tells a worker's hub from that of an earlier installation, of which the scheduler may still have the metric.
+    `token` is what connections between the hubs of a cluster begin with.  `installation` tells a worker's hub from that
+    of an earlier installation, of which the scheduler may still have the metric.
     """
 
     name = NAME
@@ -41,28 +35,31 @@ class FlowWorker(WorkerPlugin):
         self._hub: Hub | None = None
 
     async def setup(self, worker: Worker) -> None:
-        """Listen, and tell the scheduler at once."""
-        made = worker.security.get_listen_args, worker.security.get_connection_args
-        contexts = [args("worker").get("ssl_context") for args in made]  # type: ignore[no-untyped-call]
+        """Listen, and report to the scheduler at once."""
+        arguments = worker.security.get_listen_args, worker.security.get_connection_args
+        contexts = [of("worker").get("ssl_context") for of in arguments]  # type: ignore[no-untyped-call]
         host = "127.0.0.1" if worker.address.startswith("inproc") else worker.ip
+
+        def relay(address: str, message: bytes) -> None:
+            # A thread of a member waits, not the event loop.
+            loop = worker.loop.asyncio_loop  # type: ignore[attr-defined]
+            asyncio.run_coroutine_threadsafe(_relay(worker, address, message), loop).result()
+
         try:
-            relay = _Relay(worker)
-            hub = self._hub = Hub(worker.address, host, 0, self._token, contexts, dumps, relay)
+            hub = self._hub = Hub(worker.address, host, self._token, contexts, relay)
         except OSError as error:
             logger.warning(
                 "dask_ferro: %s takes part in no flow: cannot listen at %s: %s", worker.address, host, error
             )
             return
 
-        def void(run: str) -> None:
-            hub.void(run)
-
         async def take(message: bytes) -> None:
             await asyncio.to_thread(hub.take, message)
 
+        where = self._installation, host, hub.port
         worker.handlers[_VALUE] = take
-        worker.stream_handlers[VOID] = void
-        worker.metrics[METRIC] = _Where(self._installation, host, hub.port)
+        worker.stream_handlers[VOID] = lambda run: hub.void(run)
+        worker.metrics[METRIC] = lambda worker: where
         await worker.heartbeat()
 
     def teardown(self, worker: Worker) -> None:
@@ -70,41 +67,18 @@ class FlowWorker(WorkerPlugin):
         worker.metrics.pop(METRIC, None)
         worker.handlers.pop(_VALUE, None)
         # A message that is on its way must not end the connection to the scheduler.
-        worker.stream_handlers[VOID] = _ignored
+        worker.stream_handlers[VOID] = lambda run: None
         if self._hub is not None:
             self._hub.close()
             self._hub = None
 
 
-def _ignored(run: str) -> None:
-    """Ignore a run that ends while the plugin is taken off."""
-
-
-class _Relay:
-    """Sends a worker's messages over Dask's own connections, from any thread but that of the event loop."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-
-    def __call__(self, address: str, message: bytes) -> None:
-        loop = self._worker.loop.asyncio_loop  # type: ignore[attr-defined]
-        asyncio.run_coroutine_threadsafe(self._send(address, message), loop).result()
-
-    async def _send(self, address: str, message: bytes) -> None:
-        pool = self._worker.rpc
-        # Of a worker that is gone, the scheduler knows at once, and Dask's own 30 s would hold up the next run.
-        comm = await pool.connect(address, timeout=CONNECTS)
-        try:
-            await send_recv(comm, op=_VALUE, message=message)
-        finally:
-            pool.reuse(address, comm)
-
-
-class _Where:
-    """The metric of a worker: the installation, and where its hub listens."""
-
-    def __init__(self, installation: str, host: str, port: int) -> None:
-        self._where = installation, host, port
-
-    def __call__(self, worker: Any) -> tuple[str, str, int]:
-        return self._where
+async def _relay(worker: Worker, address: str, message: bytes) -> None:
+    """Send a message to another worker over Dask's own connections."""
+    pool = worker.rpc
+    # The scheduler knows at once of a worker that is gone, and Dask's own 30 s would hold up the next run.
+    comm = await pool.connect(address, timeout=CONNECTS)
+    try:
+        await send_recv(comm, op=_VALUE, message=message)
+    finally:
+        pool.reuse(address, comm)

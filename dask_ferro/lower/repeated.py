@@ -14,7 +14,7 @@ from typing import Any
 from dask.highlevelgraph import MaterializedLayer
 from dask.typing import Key
 
-from dask_ferro.flow.repeat import repeated
+from dask_ferro.flow.repeat import write_repeats
 from dask_ferro.flow.run import InnerTask, Repeat
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 
@@ -54,7 +54,7 @@ class RepeatedTasks(Mapping[Key, Task]):
     @cached_property
     def _tasks(self) -> dict[Key, Task]:
         inner = tuple(InnerTask(key, task, 0) for key, task in self.template.items())
-        each = repeated(Repeat(self.name, inner, self.carry, self.inputs, {}))
+        each = write_repeats(Repeat(self.name, inner, self.carry, self.inputs, {}))
         return {task.key: _task(task) for task in each}
 
     def of_template(self, value: Callable[[Key], Any], key: Key) -> Any:

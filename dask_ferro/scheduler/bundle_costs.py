@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -40,7 +39,6 @@ from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices, Way
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler import reach
-from dask_ferro.scheduler.dask_costs import DaskCosts
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.flows import Flows
 from dask_ferro.scheduler.log import Ring
@@ -105,7 +103,6 @@ class BundleCosts(Part):
         self._saving: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._saved = 0
-        self._dask = DaskCosts()
         self._recent = RecentChoices()
         # By wanted key.
         self._runs: dict[Key, _GraphRun] = {}
@@ -156,7 +153,7 @@ class BundleCosts(Part):
 
     def listeners(self) -> Iterable[object]:
         """Return what hears of tasks."""
-        return (self, self._dask, self._flows) if self._flows is not None else (self, self._dask)
+        return (self, self._flows) if self._flows is not None else (self,)
 
     async def stop(self) -> None:
         """Write the costs to their file, and forget the scheduler."""
@@ -216,10 +213,19 @@ class BundleCosts(Part):
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
         allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
-        overheads = replace(self._dask.overheads(), bytes_per_s=scheduler.bandwidth)
-        facts = CostFacts(self.costs.of, existing, held, threads, holds, memory, allowance, overheads)
-        members = min(flows.members, MEMBERS)
-        return replace(facts, members=members, recent=self._recent, of_flows=flows.costs)
+        members, bytes_per_s = min(flows.members, MEMBERS), scheduler.bandwidth
+        return CostFacts(
+            self.costs.of,
+            existing,
+            held,
+            threads,
+            holds,
+            memory,
+            allowance,
+            bytes_per_s,
+            members,
+            self._recent,
+        )
 
     def update_graph(self, scheduler: Scheduler, *, keys: Collection[Key] = (), **facts: object) -> None:
         """Begin to measure what a graph takes that may be run in more than one way."""
@@ -264,7 +270,7 @@ class BundleCosts(Part):
         if finish == "memory":
             run.left.discard(key)
             if not run.left:
-                self._recent.took(run.plans, run.way, time() - run.start)
+                run.plans.took(run.way, time() - run.start)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Forget a client that left."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from distributed.metrics import time
 
-from dask_ferro.flow.costs import MemberFigures
+from dask_ferro.flow.times import MemberFigures
 
 
 @dataclass

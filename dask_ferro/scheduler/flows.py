@@ -26,12 +26,11 @@ from distributed import Scheduler, Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.flow.admission import Claim, Threads, admitted, next_step
-from dask_ferro.flow.costs import BelievedCosts, MemberFigures
+from dask_ferro.flow.admission import Claim, Threads, admit, next_step
 from dask_ferro.flow.member import FIGURES, PLACES, is_pick, share_of
 from dask_ferro.flow.run import MEMBER, MemberTask
+from dask_ferro.flow.times import MemberFigures
 from dask_ferro.flow.worker import METRIC, VOID
-from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.policy.facts import kind_of
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.annotations import estimate_of, wish_of
@@ -65,8 +64,8 @@ class _Flow:
         self.can_run = True
         # Addresses of the workers of the newest run.
         self.workers: set[str] = set()
-        # The members that have ended in this run, by their keys.
-        self.ended: dict[Key, MemberFigures] = {}
+        # The keys of members that have ended in this run.
+        self.ended: set[Key] = set()
         self.row = FlowRow(name.removeprefix("flow:").rpartition("-")[0], members, since=time())
 
 
@@ -92,17 +91,11 @@ class Flows:
         self._is_due = self._keeps_waiting = False
         # Workers that were seen not to reach each other make no flows.
         self._is_unreachable = False
-        self._believed = BelievedCosts(time())
 
     @property
     def members(self) -> int:
         """How many members a flow may have now; called from any thread."""
         return 0 if self._is_unreachable else sum(ws.nthreads for ws in self._open())
-
-    @property
-    def costs(self) -> FlowCosts:
-        """What a flow's task costs besides its own seconds; called from any thread."""
-        return self._believed.at(time())
 
     @property
     def are_known(self) -> bool:
@@ -172,8 +165,8 @@ class Flows:
         if flow is None:
             return
         if finish == "memory" and flow.is_running:
-            figures = flow.ended[ts.key] = MemberFigures(*(message.get("metadata") or {}).get(FIGURES, ()))
-            flow.row.add(figures)
+            flow.ended.add(ts.key)
+            flow.row.add(MemberFigures(*(message.get("metadata") or {}).get(FIGURES, ())))
             if len(flow.ended) == len(flow.keys):
                 self._soon(lambda: self._end(flow))
             return
@@ -266,7 +259,6 @@ class Flows:
             return
         flow.is_running, flow.has_ended, flow.voids = False, True, 0
         flow.row.enter("ended")
-        self._believed.learn(MemberFigures.summed(flow.ended.values()), time())
         tasks = self._scheduler.tasks
         there = [tasks[key] for key in flow.keys if key in tasks]
         for ts in there:
@@ -338,7 +330,7 @@ class Flows:
         ]
         ready.sort(key=lambda flow: tasks[flow.keys[0]].priority or ())
         claims = [[self._claim(tasks[key], workers) for key in flow.keys] for flow in ready]
-        places = admitted(claims, self._threads(workers))
+        places = admit(claims, self._threads(workers))
         for flow, own, chosen in zip(ready, claims, places, strict=True):
             flow.can_run = all(claim.can_run for claim in own)
             if chosen is not None:

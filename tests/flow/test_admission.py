@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_ferro.flow.admission import Claim, Step, Threads, admitted, next_step, placed
+from dask_ferro.flow.admission import Claim, Step, Threads, admit, next_step, place
 
 HELD = "no-worker"
 
@@ -62,7 +62,7 @@ ANY = Claim({})
 def test_members_have_a_thread_each(
     claims: list[Claim], workers: list[Threads], chosen: list[str] | None
 ) -> None:
-    assert placed(claims, workers) == chosen
+    assert place(claims, workers) == chosen
 
 
 ONE, TWO, NEVER = [ANY], [ANY, ANY], [ANY, Claim({}, "", [])]
@@ -79,4 +79,4 @@ ONE, TWO, NEVER = [ANY], [ANY, ANY], [ANY, Claim({}, "", [])]
     ],
 )
 def test_flows_are_admitted_in_their_order(flows: list[list[Claim]], places: list[list[str] | None]) -> None:
-    assert admitted(flows, [A, B]) == places
+    assert admit(flows, [A, B]) == places

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from distributed.security import Security
 
-from dask_ferro.flow.channel import Listener, Sender, name_of, packed, value_of
+from dask_ferro.flow.channel import Listener, Sender, name_of, pack, value_of
 from tests.waiting import BOUND_S, until
 
 TOKEN = bytes(range(32))
@@ -41,7 +41,7 @@ def lost() -> list[bool]:
 
 @pytest.fixture
 def listener(contexts: Any, arrived: queue.Queue[list[memoryview]], lost: list[bool]) -> Iterator[Listener]:
-    listener = Listener("127.0.0.1", 0, TOKEN, contexts[0], arrived.put, lambda: lost.append(True))
+    listener = Listener("127.0.0.1", TOKEN, contexts[0], arrived.put, lambda: lost.append(True))
     yield listener
     listener.close()
 
@@ -60,7 +60,7 @@ def test_values_arrive_in_their_order(
         np.zeros((0, 4)),
     ]
     for i, value in enumerate(values):
-        sender.send(packed(("run", i), value))
+        sender.send(pack(("run", i), value))
     for i, value in enumerate(values):
         parts = arrived.get(timeout=BOUND_S)
         assert name_of(parts) == ("run", i)
@@ -78,7 +78,7 @@ def test_a_message_that_breaks_off_may_have_been_a_value(
     listener: Listener, contexts: Any, arrived: queue.Queue[list[memoryview]], lost: list[bool]
 ) -> None:
     sender = Sender(("127.0.0.1", listener.port), TOKEN, contexts[1])
-    sender.send([packed("run", bytes(1000))[0][:500]])
+    sender.send([pack("run", bytes(1000))[0][:500]])
     sender.close()
     until(lambda: lost, "the loss to be told")
     assert arrived.empty()
@@ -88,10 +88,10 @@ def test_a_message_that_breaks_off_may_have_been_a_value(
 def test_without_the_token_nothing_is_read(start: bytes) -> None:
     arrived: queue.Queue[list[memoryview]] = queue.Queue()
     lost: list[bool] = []
-    listener = Listener("127.0.0.1", 0, TOKEN, None, arrived.put, lambda: lost.append(True))
+    listener = Listener("127.0.0.1", TOKEN, None, arrived.put, lambda: lost.append(True))
     try:
         with socket.create_connection(("127.0.0.1", listener.port), BOUND_S) as connection:
-            connection.sendall(start + b"".join(packed("run", 1)))
+            connection.sendall(start + b"".join(pack("run", 1)))
             connection.shutdown(socket.SHUT_WR)
             # The listener closes the connection, with or without a reset.
             with suppress(ConnectionResetError):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from dask._task_spec import Task
-from distributed.protocol.pickle import dumps
 
 from dask_ferro.flow import hub as hubs
 from dask_ferro.flow.hub import Home, Hub, Message
@@ -27,7 +26,7 @@ class Watched(Hub):
     def __init__(self, worker: str, relay: Callable[[str, bytes], None]) -> None:
         self.seen = dict.fromkeys(("value", "ask", "give", "back", "done"), 0)
         self.arrived = threading.Condition()
-        super().__init__(worker, "127.0.0.1", 0, b"t" * 32, (None, None), dumps, relay)
+        super().__init__(worker, "127.0.0.1", b"t" * 32, (None, None), relay)
 
     def deliver(self, message: Message) -> None:
         """Count a message that is stored."""

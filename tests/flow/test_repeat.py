@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.flow.hub import called
-from dask_ferro.flow.repeat import unrolled
+from dask_ferro.flow.hub import call_task
+from dask_ferro.flow.repeat import unroll
 from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Repeat, Share
 from dask_ferro.flow.times import TaskTimes
 
@@ -101,13 +101,13 @@ def test_members_give_what_a_loop_over_the_template_gives(seed: int) -> None:
         assert shares[-1].total == sum(len(task.call.dependencies) > 0 for task in own) * times
     runs = [FlowRun([m]) for m in range(members)]
     for run, share in zip(runs, shares, strict=True):
-        run.add(unrolled(share), start)
+        run.add(unroll(share), start)
     seen = []
     while ready := [m for m, run in enumerate(runs) if run.is_ready]:
         m = rng.choice(ready)
         task = runs[m].take()
         seen.append(task.key)
-        value = called(task, runs[m].inputs_of(task), TaskTimes())
+        value = call_task(task, runs[m].inputs_of(task), TaskTimes())
         for other in task.readers:
             runs[other].receive(task.key, value)
         runs[m].finish(task, value)
@@ -115,6 +115,6 @@ def test_members_give_what_a_loop_over_the_template_gives(seed: int) -> None:
     assert sorted(seen) == sorted(
         [*((f"add-it-{n + 1}", i) for n in range(times) for i in range(count)), END]
     )
-    (result,) = runs[0].results(unrolled(shares[0]))
+    (result,) = runs[0].results(unroll(shares[0]))
     expected = looped(calls, carry, inputs, start)
     assert isinstance(result, Failed) if expected is None else result == expected

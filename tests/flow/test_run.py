@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.flow.hub import called
+from dask_ferro.flow.hub import call_task
 from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share
 from dask_ferro.flow.times import TaskTimes
 
@@ -118,7 +118,7 @@ def test_all_tasks_run_once_and_give_what_they_give_alone(seed: int) -> None:
                 runs[w].drop(task)
                 underway.append((workers[owner], "back", task.key))
                 continue
-            value = called(task, runs[w].inputs_of(task), TaskTimes())
+            value = call_task(task, runs[w].inputs_of(task), TaskTimes())
             ran.append(task.key)
             readers = {workers[m] for m in (*task.readers, *([] if owner is None else [owner]))}
             underway += [(to, "value", (task.key, value)) for to in readers - {w}]
@@ -139,7 +139,7 @@ def test_a_value_goes_with_its_last_reader() -> None:
     run.add(share, {})
     for _ in calls:
         task = run.take()
-        run.finish(task, called(task, run.inputs_of(task), TaskTimes()))
+        run.finish(task, call_task(task, run.inputs_of(task), TaskTimes()))
     assert run.is_done
     assert list(run._values) == [2]
 
@@ -151,7 +151,7 @@ def test_an_error_names_the_task_that_raised_it() -> None:
     run.add(share, {})
     while not run.is_done:
         task = run.take()
-        run.finish(task, called(task, run.inputs_of(task), TaskTimes()))
+        run.finish(task, call_task(task, run.inputs_of(task), TaskTimes()))
     first, second, third = run.results(share)
     assert first is second
     assert third == 1

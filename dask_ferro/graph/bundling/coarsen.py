@@ -34,21 +34,13 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds up to which pieces are merged.
+    """Bounds up to which pieces are merged."""
 
-    Parameters
-    ----------
-    budget : float
-        Seconds that one piece may take over from neighbours while others wait for it.
-    lanes : int
-        Pieces that run at a time: a level is packed into at most one piece a lane, or a multiple of that.  0: merge
-        along edges alone, so that results are read where they are made.
-    cap : float
-        Seconds beyond which a chain is cut, though it may be longer than a grain.
-    """
-
+    # Seconds that one piece may take over from neighbours while others wait for it.
     budget: float
-    lanes: int
+    # Whether pieces of a level are merged, too; along edges alone, results are read where they are made.
+    are_levels_merged: bool = True
+    # Seconds beyond which a chain is cut, though it may be longer than a grain.
     cap: float = inf
 
 
@@ -69,11 +61,11 @@ def coarsened(q: Quotient, grain: float, how: Limits) -> Quotient:
     while True:
         before = len(q)
         q = _along(_along(q, grain, how, down=True), grain, how, down=False)
-        if how.lanes:
-            q, level = _across(q, _levels(q), grain, how.lanes, kin=True)
+        if how.are_levels_merged:
+            q, level = _across(q, _levels(q), grain, kin=True)
             # Last, since this gives up parallel work of other parts: only when the merges above find little more.
             if len(q) > LITTLE * before:
-                q, level = _across(q, level, grain, how.lanes, kin=False)
+                q, level = _across(q, level, grain, kin=False)
         if len(q) > (FEW if before <= SMALL else FEW_OF_LARGE) * before:
             return q
 
@@ -82,23 +74,19 @@ def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
     """Merge pieces into those that they wait for (`down`), or that wait for them.
 
     A piece that waits for a cluster for which nothing else waits joins it as the next link of a chain; others join up
-    to the budget.  Of these, a piece with one neighbour on the other side goes where more bytes would cross.  A piece
-    of a cluster may wait for what the cluster itself waits for, too.
+    to the budget.  A piece of a cluster may wait for what the cluster itself waits for, too.
     """
     n = len(q)
-    comes, goes = (np.bincount(end, weights=q.size, minlength=n) for end in (q.dst, q.src))
     if down:
         at, near, beyond = q.pred_at, q.src[q.into], np.diff(q.succ_at)
-        elsewhere = (beyond == 1) & (goes > comes)
     else:
         at, near, beyond = q.succ_at, q.dst, np.diff(q.pred_at)
-        elsewhere = (beyond == 1) & (comes >= goes)
     limit, most = grain * (1 + ROUNDING), min(how.budget, grain) * (1 + ROUNDING)
     longest = max(min(CHAIN * grain, how.cap), grain) * (1 + ROUNDING)
     piece = np.repeat(np.arange(n), np.diff(at))
     inner_readers = np.bincount(near, weights=beyond[piece] > 0, minlength=n).astype(np.int64)
     fits = (q.kinds >= 0) & (q.seconds < longest) & (np.diff(at) > 0)
-    small = (q.seconds <= most) & ~elsewhere
+    small = q.seconds <= most
     if not small.any():
         # All merges are down chains: what a piece may join has a member with no other such reader.
         fits &= np.bincount(piece, weights=inner_readers[near] <= 1, minlength=n) > 0
@@ -110,7 +98,7 @@ def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
     ahead, inner = beyond[places].tolist(), inner_readers[places].tolist()
     taken = [0.0] * n
     offset, neighbours, of_piece = at.tolist(), near.tolist(), label.__getitem__
-    are_small, on_spine = small.tolist(), ((beyond > 0) & ~elsewhere).tolist()
+    are_small, on_spine = small.tolist(), (beyond > 0).tolist()
     for v in np.flatnonzero(fits)[:: 1 if down else -1].tolist():
         labels = [*map(of_piece, neighbours[offset[v] : offset[v + 1]])]
         home, own = max(labels), label[v]
@@ -134,7 +122,7 @@ def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
         total[home] += mine
         share[home] += share[own]
         taken[home] += 0.0 if is_next else mine
-        # What nothing waits for is no inner reader.
+        # A piece that nothing waits for is no inner reader.
         inner[home] += inner[own] - (inside if ahead[own] else 0)
         ahead[home] += ahead[own] - inside
     made = np.asarray(label, np.int64)
@@ -144,7 +132,7 @@ def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
     return merged(q, number[made] if down else number[-1] - number[made])
 
 
-def _across(q: Quotient, level: Ints, grain: float, lanes: int, *, kin: bool) -> tuple[Quotient, Ints]:
+def _across(q: Quotient, level: Ints, grain: float, *, kin: bool) -> tuple[Quotient, Ints]:
     """Merge pieces of a level up to a grain, side by side those that read most from the same piece, or only them.
 
     Also return the levels of what was made, which are those of its pieces.
@@ -166,9 +154,6 @@ def _across(q: Quotient, level: Ints, grain: float, lanes: int, *, kin: bool) ->
     mine = weight[order]
     total = np.bincount(group, weights=mine, minlength=len(total))
     bins = np.maximum(1, np.ceil(total / grain - ROUNDING))
-    if not kin:
-        # Nine pieces keep eight workers busy for as long as ten do.
-        bins = np.where(bins > lanes, np.round(bins / lanes) * lanes, bins)
     before = np.cumsum(mine) - mine
     first = np.searchsorted(group, group)
     share = np.where(total > 0, bins / np.where(total > 0, total, 1.0), 0.0)

@@ -35,58 +35,38 @@ Bundles: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Dag:
-    """Nodes 0 .. n-1 in a topological order.
-
-    Parameters
-    ----------
-    seconds : sequence of float
-        Projected seconds of each node.
-    edges : sequence of (src, dst, bytes), or array of three columns
-        One row for each value and consumer; ``src < dst``.
-    glued : sequence of (src, dst)
-        Nodes that must share a bundle: sequences and optionals do not travel between tasks.
-    values : sequence of int, optional
-        The value that each row of `edges` carries, any distinct integers.  Without it, rows of one `src` with
-        equal bytes are taken for one value with several consumers.
-    """
+    """Nodes 0 .. n-1 in a topological order, with their projected seconds."""
 
     seconds: Sequence[float]
+    # (src, dst, bytes), src < dst, for each value and consumer.
     edges: Sequence[tuple[int, int, float]] | Floats
+    # Pairs of nodes that must share a bundle: sequences and optionals do not travel between tasks.
     glued: Sequence[tuple[int, int]] = ()
+    # The value that each edge carries, a number; (): edges of one `src` with equal bytes are taken for one
+    # value with several consumers.
     values: Sequence[int] | Ints = ()
 
 
 @dataclass(frozen=True)
 class Quotient:
-    """Pieces in topological order, and the graph between them in compressed rows.
+    """Pieces in topological order, and the graph between them in compressed rows."""
 
-    Attributes
-    ----------
-    piece_of : array of int
-        Piece of each node of the `Dag`.
-    seconds, shares : array of float
-        Of each piece: its seconds, and its part of what one piece may hold.
-    kinds : array of int
-        Of each piece; pieces of different kinds are never merged, and one of a kind below 0 with none.
-    src, dst, size : array
-        The edges between pieces, sorted, and the bytes that cross each.
-    succ_at, pred_at : array of int
-        The edges out of piece `v` are ``succ_at[v] : succ_at[v + 1]``; those into it are
-        ``into[pred_at[v] : pred_at[v + 1]]``.
-    rows : (value, src, dst, bytes)
-        The edges value by value, each once for each consuming piece.
-    """
-
+    # The piece of each node of the `Dag`.
     piece_of: Ints
+    # The seconds of each piece, and its part of what one piece may hold.
     seconds: Floats
     shares: Floats
+    # Pieces of different kinds are never merged, and one of a kind below 0 with none.
     kinds: Ints
+    # The edges between pieces, sorted, and the bytes that cross each.
     src: Ints
     dst: Ints
     size: Floats
+    # Edges out of piece v are succ_at[v] : succ_at[v + 1]; those into it are into[pred_at[v] : pred_at[v + 1]].
     into: Ints
     succ_at: Ints
     pred_at: Ints
+    # The edges value by value, each once for each consuming piece.
     rows: Rows
 
     def __len__(self) -> int:
@@ -125,13 +105,7 @@ def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
 
 
 def merged(q: Quotient, label: Ints) -> Quotient:
-    """Return `q` with the pieces of each label merged; labels are 0, 1, ... in a topological order.
-
-    Raises
-    ------
-    ValueError
-        If an edge would lead from one label to a lower one.
-    """
+    """Return `q` with the pieces of each label merged; labels are 0, 1, ... in a topological order."""
     return _quotient(label[q.piece_of], label, q.seconds, q.shares, q.kinds, q.rows)
 
 
@@ -190,9 +164,9 @@ def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
 
 # Projections, in the figures of a Dask cluster of processes: a task costs its worker `task_s` besides its own seconds;
 # a task that follows another is ready `hop_s` after it, wherever it runs; bytes cost their transfer when their producer
-# ran elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  Of the ready pieces, a free
-# worker takes that of highest upward rank (the longest way to the end; Topcuoglu, Hariri, Wu, 2002), or the first in
-# another order, and of the free workers that which holds most of its inputs.
+# ran elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  The ready piece of highest upward
+# rank (the longest way to the end; Topcuoglu, Hariri, Wu, 2002), or the first in another order, goes to the free worker
+# that holds most of its inputs.
 #
 # A piece of several nodes keeps what it hands out until the last reader of any of it has run; what is sent to another
 # worker counts there once more.  Results that nobody reads are not counted: they stay, however the graph is cut.
@@ -200,50 +174,32 @@ def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
 # A piece that reads some results of another is sent all of them if that is at most so many bytes more for each one
 # that it reads: a task that picks one takes as long.
 MORE = 2 << 20
-# Of each piece, those that it waits for, to the place of each in an order: of ready pieces, the least runs first.
+# From those that each piece waits for to the place of each in an order: the ready piece of least place runs first.
 Ranks: TypeAlias = Callable[[Sequence[Sequence[int]]], Sequence[int]]
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """Costs of a task besides its nodes; the defaults were measured on Dask processes over TCP.
+    """Costs of a task besides its nodes; the defaults were measured on Dask processes over TCP."""
 
-    Parameters
-    ----------
-    task_s : float
-        CPU of one task, all processes together.
-    hop_s : float
-        Wall time from the end of a task to the start of the one that waits for it.
-    bytes_per_s : float
-        Between two workers.
-    dispatch_s : float
-        The scheduler's own part of `task_s`; it is one process, so this bounds tasks per second.
-    """
-
+    # CPU of one task, all processes together.
     task_s: float = 2.3e-3
+    # Wall time from the end of a task to the start of the one that waits for it.
     hop_s: float = 6e-3
+    # Between two workers.
     bytes_per_s: float = 1e9
+    # The scheduler's own part of `task_s`; it is one process, so this bounds tasks per second.
     dispatch_s: float = 0.5e-3
 
 
 @dataclass(frozen=True)
 class FlowCosts:
-    """Costs of a task of a flow, whose members send each other results without the scheduler.
+    """Costs of a task of a flow, whose members send each other results without the scheduler."""
 
-    Parameters
-    ----------
-    task_s : float
-        CPU of one task.
-    message_s : float
-        CPU of a value that is sent to another worker, at each end.
-    hop_s : float
-        From the end of a task to its value in another worker.
-    bytes_per_s : float
-        Between two workers.
-    """
-
+    # CPU of one task, and of a value that is sent to another worker, at each end.
     task_s: float = 30e-6
     message_s: float = 40e-6
+    # From the end of a task to its value in another worker.
     hop_s: float = 60e-6
     bytes_per_s: float = 1e9
 

@@ -58,40 +58,25 @@ class ValueSource(NamedTuple):
 
 @dataclass(frozen=True)
 class Bundle:
-    """Nodes that run as one task.
+    """Nodes that run as one task."""
 
-    Attributes
-    ----------
-    nodes : tuple of int
-        Positions in the main graph, ascending.
-    inputs, outputs : tuple of str
-        Value names.
-    sources : tuple of ValueSource
-        Where each input comes from.
-    ops : Counter
-        Operator types.
-    cost : Cost
-        Summed over the nodes.
-    seconds : float
-        Projected on one thread of the profile.
-    """
-
+    # Positions in the main graph, ascending.
     nodes: tuple[int, ...]
+    # Names of values, and where each input comes from.
     inputs: tuple[str, ...]
     sources: tuple[ValueSource, ...]
     outputs: tuple[str, ...]
     ops: Counter[str]
+    # Summed over the nodes; seconds on one thread of the profile.
     cost: Cost
     seconds: float
 
     @property
     def flops(self) -> float:
-        """Projected floating-point operations."""
         return self.cost.flops
 
     @property
     def bytes(self) -> float:
-        """Projected bytes read and written by the nodes."""
         return self.cost.read_bytes + self.cost.write_bytes
 
 
@@ -112,20 +97,9 @@ def plan(
     granularity: Granularity = "auto",
     workers: int = 1,
 ) -> Plan:
-    """Return the plan of a loaded model.
+    """Return the plan of a model from `load` (sorted, no dead nodes), with types and costs at the batch that is run.
 
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        From `load`: sorted, no dead nodes.
-    types : mapping
-        Value types at the batch that is to be run.
-    cost : ModelCost
-        At the same batch.
-    granularity : "auto", "op", "model" or float
-        As `choose` takes it.
-    workers : int
-        Threads that can run bundles at once.
+    `workers` are threads that can run bundles at once.
     """
     nodes = list(model.graph)
     read = [tuple(value.name for value in reads(node) if value.name) for node in nodes]
@@ -146,18 +120,9 @@ def dag(
     seconds: Sequence[float],
     constant: Collection[int] = (),
 ) -> Dag:
-    """Return the main graph of a loaded model as integers, seconds and bytes.
+    """Return the main graph of a loaded model as integers, seconds (of `model_cost`) and bytes.
 
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        Sorted; node `i` of the result is its i-th node.
-    types : mapping of str to ValueType
-        At the batch that is to be run.
-    seconds : sequence of float
-        Of the nodes, as `model_cost` projects them.
-    constant : collection of int
-        Nodes that take no time, and that nothing waits for.
+    Node `i` of the result is the model's i-th node.  Nothing waits for `constant` nodes, which take no time.
     """
     nodes = list(model.graph)
     makers: dict[ir.Value, int] = {}
@@ -293,37 +258,17 @@ def _bundles(
 # The choice of bundles: few, and as many as keep the workers busy.  A task costs about 2.3 ms of CPU and a hop between
 # tasks 6 ms, so a bundle has to be worth many of those.  "auto" does not guess how many: it merges the graph at a
 # series of grains, projects the makespan of each partition by list scheduling, and keeps the one that ends first; what
-# is within `TOLERANCE` or one hop of it counts as equal, and then one bundle wins, else the number of bundles nearest
-# to the number of workers.
+# is within `TOLERANCE` or one hop of it counts as equal, and then the fewest bundles win.
 
 # Projections are less exact than this: the durations of a kernel spread more.
 TOLERANCE = 0.03
-# Finer grains are not tried: such pieces cost the scheduler more than they balance.
-PIECES_PER_WORKER = 1024
 
 
 def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quotient:
-    """Return the partition of `dag` into bundles.
+    """Return the partition of `dag` into bundles, of which so many `workers` run at a time.
 
-    Parameters
-    ----------
-    dag : Dag
-    granularity : {"auto", "op", "model"} or float
-        "op" is one node a bundle (glued ones together), "model" one bundle, a number pieces of about that
-        many seconds; "auto" is the least projected makespan.
-    workers : int
-        How many bundles can run at a time.
-
-    Raises
-    ------
-    ConfigError
-        The granularity or the number of workers is not valid.
-    ValueError
-        Edges that do not go forward.
-
-    Examples
-    --------
-    Two branches worth a task each, then a join:
+    "op" is one node a bundle (glued ones together), "model" one bundle, a number pieces of about that many seconds;
+    "auto" is the least projected makespan.  Two branches worth a task each, then a join:
 
     >>> dag = Dag([0.0, 0.1, 0.1, 0.0], [(0, 1, 8.0), (0, 2, 8.0), (1, 3, 8.0), (2, 3, 8.0)])
     >>> choose(dag, workers=2).bundles()
@@ -347,7 +292,7 @@ def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quot
     grain = float(granularity)
     if sum(dag.seconds) <= grain:
         return _whole(base)
-    return coarsened(base, grain, Limits(budget=grain, lanes=1, cap=grain))
+    return coarsened(base, grain, Limits(budget=grain, cap=grain))
 
 
 def _whole(base: Quotient) -> Quotient:
@@ -361,24 +306,16 @@ def _auto(base: Quotient, workers: int) -> Quotient:
     bound = lower_bound(base, workers=workers, overheads=FREE) + DASK.task_s + DASK.dispatch_s
     if alone <= _enough(bound):
         return whole
-    how = Limits(budget=DASK.task_s, lanes=workers)
-    candidates: list[tuple[float, Quotient]] = []
+    how = Limits(budget=DASK.task_s)
+    candidates = [(alone, whole)]
     # The coarsest is projected fastest, and what it takes rules finer ones out.
     for partition in reversed([base, *series(base, _grains(base, workers), how)]):
         if lower_bound(partition, workers=workers, overheads=DASK, enough=_enough(best)) <= _enough(best):
             projected = scheduled(partition, workers=workers, overheads=DASK).seconds
             candidates.append((projected, partition))
             best = min(best, projected)
-    if alone <= (enough := _enough(best)):
-        return whole
-
-    def preference(candidate: tuple[float, Quotient]) -> tuple[int, int, float]:
-        projected, partition = candidate
-        # Pieces below the cost of a task keep no worker busy.
-        worthy = int((partition.seconds >= DASK.task_s).sum())
-        return abs(worthy - workers), len(partition), projected
-
-    return min((c for c in candidates if c[0] <= enough), key=preference)[1]
+    enough = _enough(best)
+    return min((partition for seconds, partition in candidates if seconds <= enough), key=len)
 
 
 def _enough(best: float) -> float:
@@ -389,7 +326,7 @@ def _enough(best: float) -> float:
 def _grains(base: Quotient, workers: int) -> list[float]:
     """Return the grains to try, in seconds: a worker's share of the work by powers of two, above a hop."""
     work = float(base.seconds.sum())
-    least = max(DASK.task_s + DASK.hop_s, work / workers / PIECES_PER_WORKER)
+    least = DASK.task_s + DASK.hop_s
     if len(base) > SMALL:
         least = max(least, work / len(base))
     grain = work / workers

@@ -56,16 +56,7 @@ def bound(dag: Dag) -> Bound:
 def over_chunks(plan: Plan, chunks: int, *, workers: int, slices: int = 1) -> float:
     """Return the projected makespan of a plan that runs once for every chunk: of one, or of all where workers are busy.
 
-    Parameters
-    ----------
-    plan : Plan
-        Made for one chunk.
-    chunks : int
-        Independent copies of it.
-    workers : int
-        Bundles that run at a time.
-    slices : int
-        How often a bundle runs inside its task (a fixed batch size smaller than the chunk).
+    `slices` is how often a bundle runs inside its task (a fixed batch size smaller than the chunk).
     """
     size = max(1, len(plan.bundles))
     work = slices * sum(piece.seconds for piece in plan.bundles) + size * DASK.task_s

@@ -1,7 +1,7 @@
 """Bundles of a graph whose durations were measured, or are guesses from what is alike.
 
 `plan.choose` cuts a model, whose nodes are projected from their operators.  Here the nodes are tasks of somebody
-else's graph.  Of the partitions of one series, that which is projected to end first is taken, if it gains:
+else's graph.  The partition of a series that is projected to end first is taken, if it gains:
 
     projected(bundles, seconds) <= projected(tasks, seconds, half of the overheads of tasks that may be bundled)
     projected(bundles, most)    <= projected(tasks, most) x 1.05
@@ -61,23 +61,15 @@ PEAKS = 2
 
 @dataclass(frozen=True)
 class TaskDag:
-    """A graph of tasks, and what may be bundled.
+    """A graph of tasks, and what may be bundled."""
 
-    Parameters
-    ----------
-    dag : Dag
-        With the estimated seconds; those of tasks of kind `ALONE` may be a guess.
-    kinds : sequence of int
-        Of each task, `ALONE` or a number from 0.
-    shares : sequence of float
-        Of each task, its part of what one bundle may hold: from 0 up; a task of more than 1 is a bundle by itself.
-    most : sequence of float, optional
-        The seconds that each task may take; without it, the estimates are as good as measured.
-    """
-
+    # The seconds are estimates; those of tasks of kind `ALONE` may be a guess.
     dag: Dag
+    # `ALONE`, or a number from 0.
     kinds: Sequence[int]
+    # Parts of what one bundle may hold; a task of more than 1 is a bundle by itself.
     shares: Sequence[float] | Floats
+    # The seconds that each task may take; (): the estimates are as good as measured.
     most: Sequence[float] = ()
 
 
@@ -91,21 +83,9 @@ def bundle_tasks(
 ) -> Bundles:
     """Return the bundles of a graph of tasks: tasks ascending in each, bundles in a topological order.
 
-    Parameters
-    ----------
-    work : TaskDag
-    workers : int
-        Tasks that run at a time.
-    allowance : float
-        Bytes that results may take in memory at a time, whatever those of single tasks do.
-    ranks : callable, optional
-        Returns the rank of each bundle, given those that each one waits for: of ready ones, the least runs first.
-        Default: as they are numbered.
-    overheads : Overheads
-
-    Examples
-    --------
-    Four tasks of 1 ms one after the other, the last of which has to be by itself:
+    Results may take `allowance` bytes in memory at a time, whatever those of single tasks do.  The ready bundle of
+    least rank runs first; default: as they are numbered.  Four tasks of 1 ms in a chain, the last of which has to be by
+    itself:
 
     >>> dag = Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0), (2, 3, 8.0)])
     >>> bundle_tasks(TaskDag(dag, [0, 0, 0, ALONE], [0.0] * 4), workers=2)
@@ -151,14 +131,14 @@ class _Search:
         base, overheads = self.base, self.overheads
         # Merging saves nothing of what tasks cost that are by themselves.
         spent = (base.kinds == ALONE) * overheads.task_s
-        # What a partition gains has to be more than half of what tasks are assumed to cost.
+        # The gain of a partition has to be more than half of what tasks are assumed to cost.
         halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
         half = replace(self, overheads=replace(overheads, **halves))
         best = self._alone(base)
         # List scheduling may end later with less overhead.
         enough = min(best, half._alone(replace(base, seconds=base.seconds + spent / 2)))
         bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=self.workers, overheads=FREE)
-        chains = coarsened(base, LONGEST, Limits(budget=0.0, lanes=0))
+        chains = coarsened(base, LONGEST, Limits(budget=0.0, are_levels_merged=False))
         of_chains = (1 - EQUAL) * best if len(chains) < len(base) else enough
         if bound > max(enough, of_chains):
             return
@@ -185,8 +165,8 @@ class _Search:
         grains = [grain]
         while 2 * grains[-1] <= min(LONGEST, max(4 * total, 4 * grain)):
             grains.append(2 * grains[-1])
-        how = Limits(budget=self.overheads.task_s, lanes=self.workers, cap=LONGEST)
-        edges = series(self.base, grains, Limits(budget=LONGEST, lanes=0)) if is_tight else ()
+        how = Limits(budget=self.overheads.task_s, cap=LONGEST)
+        edges = series(self.base, grains, Limits(budget=LONGEST, are_levels_merged=False)) if is_tight else ()
         return chain(series(self.base, grains, how), edges)
 
     def _at_most(self, q: Quotient) -> Quotient:

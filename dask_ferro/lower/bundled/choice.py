@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
@@ -34,12 +33,11 @@ from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.task_cost import FERRO, TaskCost, own_cost
 from dask_ferro.graph.bundling.partition import (
     DASK,
+    FLOW,
     Bundles,
     Dag,
     Floats,
-    FlowCosts,
     Ints,
-    Overheads,
     as_sent,
     finest,
     partitioned,
@@ -53,7 +51,7 @@ from dask_ferro.trace import ABOUT
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
 UNKNOWN_S = 0.01
-# Of what a bundle may hold, the part of a task that is wanted: two do not fit.
+# The part of what a bundle may hold that a wanted task has: two do not fit.
 WANTED_SHARE = 0.6
 # Bytes of data in a graph that may be bundled with what reads it.
 SMALL_DATA = 4096
@@ -61,7 +59,7 @@ SMALL_DATA = 4096
 PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_workers", "loose_restrictions"})
 # The annotation of how often a task is tried again.
 _RETRIES = "retries"
-# What the annotation "ferro" says of one task alone.
+# Parts of the annotation "ferro" that are about one task alone.
 _OF_ONE_TASK = ("seconds", "flops", "bytes")
 # Seconds that a flow may last, and those that flows of one graph last at least, on average; of the seconds of bundles,
 # what flows have to gain; of the seconds of the tasks alone, with how many no bundles are sought.
@@ -76,7 +74,6 @@ Existing = Callable[[Key], GraphNode | None]
 Held = Callable[[Key], "HeldResult | None"]
 # By annotation, its values by key.
 Annotations = Mapping[str, Mapping[Key, Any]]
-FREE = TaskCost(0.0, 0.0)
 
 
 class HeldResult(NamedTuple):
@@ -88,46 +85,26 @@ class HeldResult(NamedTuple):
 
 @dataclass(frozen=True)
 class CostFacts:
-    """What a scheduler knows of tasks.
+    """The facts that a scheduler knows of tasks."""
 
-    Parameters
-    ----------
-    cost : callable
-        Returns the projected cost of a task by its key, or None.
-    existing : callable
-        Returns the specification of a task that the scheduler has, or None.
-    held : callable
-        Returns where a result of the scheduler's workers is, or None if it is not computed yet.
-    workers : int
-        Threads of all workers; 0: there is none yet, and nothing is bundled.
-    holds : float
-        Bytes of the results of one bundle's tasks, at most.
-    memory : float
-        Bytes; a graph whose tasks' results are more in all is left as it is.  A bundle of several results keeps all of
-        them until the last one was read, and so longer than single tasks would.
-    allowance : float
-        Bytes; the results of bundles may take so much at a time, though those of single tasks would take less.
-    overheads : Overheads
-        What a task costs beside its own seconds.
-    members : int
-        Members of a flow at most: threads of workers that take part; 0 or 1: no flows are made.
-    recent : RecentChoices
-        The plans of recent graphs, and what these took.
-    of_flows : FlowCosts
-        What a task of a flow costs beside its own seconds; bytes pass as fast as between other tasks.
-    """
-
+    # Returns the projected cost of a task by its key, or None.
     cost: Callable[[Key], TaskCost | None]
     existing: Existing
     held: Held
+    # Threads of all workers; 0: there is none yet, and nothing is bundled.
     workers: int
+    # Bytes of the results of one bundle's tasks, at most.
     holds: float
+    # Bytes; a graph whose tasks' results are more in all is left as it is.  A bundle of several results keeps all of
+    # them until the last one was read, and so longer than single tasks would.
     memory: float
+    # Bytes; the results of bundles may take so much at a time, though those of single tasks would take less.
     allowance: float = inf
-    overheads: Overheads = DASK
+    # Between two workers.
+    bytes_per_s: float = DASK.bytes_per_s
+    # Members of a flow at most: threads of workers that take part; 0 or 1: no flows are made.
     members: int = 0
     recent: RecentChoices = field(default_factory=RecentChoices)
-    of_flows: FlowCosts = field(default_factory=FlowCosts)
 
 
 class Needed(NamedTuple):
@@ -142,23 +119,18 @@ class Needed(NamedTuple):
 
 
 class BundleChoice(NamedTuple):
-    """Needed tasks and their bundles by number; their projected costs and inputs; the flows, if any.
+    """Needed tasks and their bundles by number; the flows, if any, whose tasks are in no bundle.
 
-    The tasks of a flow are in no bundle.  Of several flows, none reads results of a later one.
-
-    Parameters
-    ----------
-    edges : array of three columns
-        Task, its reader, and bytes; those into one task are side by side.
-    outside : mapping
-        By task, the keys of its inputs that are no needed tasks.
+    No flow reads results of a later one.
     """
 
-    order: list[Key]
-    bundles: Bundles
+    tasks: Needed
     costs: list[TaskCost | None]
+    # Three columns: task, its reader, and bytes; those into one task are side by side.
     edges: Floats
+    # By task, the keys of its inputs that are no needed tasks.
     outside: Mapping[int, list[Key]]
+    bundles: Bundles
     flows: Sequence[Flow] = ()
 
 
@@ -235,45 +207,36 @@ def choose(
     annotations: Annotations,
     facts: CostFacts,
     common: Mapping[str, object] | None = None,
-) -> tuple[BundleChoice, Needed]:
-    """Return the bundles of the tasks that wanted keys need.
+) -> BundleChoice:
+    """Return the bundles, or the flows, of the tasks that wanted keys need.
 
-    Parameters
-    ----------
-    graph : mapping of key to task
-    wanted : collection of keys
-        Their results are asked for by somebody.
-    annotations : mapping
-        By annotation, the values by key.
-    facts : CostFacts
-    common : mapping, optional
-        The annotations of tasks without their own; a function is called with the key.
+    `common` are the annotations of tasks without their own; a function is called with the key.
     """
+    common = common or {}
     tasks = needed(graph, wanted, facts.existing, facts.held)
     number = tasks.number
     nodes = [graph[key] for key in tasks.order]
     costs = [
-        _cost(key, task, facts, annotations, common or {})
-        for key, task in zip(tasks.order, nodes, strict=True)
+        _cost(key, task, facts, annotations, common) for key, task in zip(tasks.order, nodes, strict=True)
     ]
     sizes = [0.0 if cost is None else cost.nbytes for cost in costs]
     edges, outside = _edges(nodes, number, sizes)
-    made = partial(BundleChoice, tasks.order, costs=costs, edges=edges, outside=outside)
+    choice = BundleChoice(tasks, costs, edges, outside, tuple((i,) for i in range(len(nodes))))
     if of_ranks := annotations.get(MEMBER):
-        # What the call says of all tasks is Dask's to follow, task by task.
-        if any((common or {}).get(name) for name in (*PLACING, _RETRIES)):
-            return made(tuple((i,) for i in range(len(tasks.order)))), tasks
-        return _rank_choice(made, tasks.order, edges, of_ranks, facts.members > 0), tasks
+        # Dask follows such annotations of the call task by task.
+        if any(common.get(name) for name in (*PLACING, _RETRIES)):
+            return choice
+        return _rank_choice(choice, of_ranks, facts.members > 0)
     # One task, as of `submit`, or none of known cost: nothing to gain; without room, results go as early as they can.
     is_unknown = not any(cost is not None and cost.seconds for cost in costs)
-    if len(tasks.order) < 2 or facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
-        return made(tuple((i,) for i in range(len(tasks.order)))), tasks
+    if len(nodes) < 2 or facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
+        return choice
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
     locations = _locations(graph, tasks.order, sizes, facts.held) if outside else [_Location()] * len(nodes)
     kinds = _by_annotations(tasks.order, annotations, locations)
-    if _RETRIES in annotations or _RETRIES in (common or {}):
+    if _RETRIES in annotations or _RETRIES in common:
         for i, key in enumerate(tasks.order):
-            if annotation(_RETRIES, key, 0, annotations, common or {}):
+            if annotation(_RETRIES, key, 0, annotations, common):
                 kinds[i] = ALONE
     work = TaskDag(
         Dag(seconds, edges, values=edges[:, 0].astype(np.int64)),
@@ -282,61 +245,48 @@ def choose(
         [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
     )
     least = sum(seconds) / facts.workers
-    is_bound = not PLACING.isdisjoint(common or {})
+    is_bound = not PLACING.isdisjoint(common)
     picked = frozenset(number[key] for key in wanted if key in number)
     plans = facts.recent.plans(
         work,
         (facts.workers, facts.holds, facts.allowance, 0 if is_bound else facts.members),
         lambda: () if is_bound else _flows(work, picked, facts),
-        (facts.overheads.hop_s, facts.overheads.dispatch_s, *astuple(facts.of_flows)),
     )
-    flows, starts = plans.flows, facts.recent.starts_s * len(plans.flows)
-    flow_s = plans.seconds("flow", starts + sum(flow.seconds for flow in flows)) if flows else inf
+    flows, starts_s = plans.flows, FLOW_STARTS * len(plans.flows)
+    flow_s = plans.seconds("flow", starts_s + sum(flow.seconds for flow in flows)) if flows else inf
     # Bundles take the least at best, and their search takes longer than a flow's plan.
-    if flow_s < FLOW_STARTS * len(flows) + FLOW_ENOUGH * least:
-        facts.recent.choose(wanted, plans, "flow")
-        return made(_alone(work, flows), flows=flows), tasks
-    search = partial(
-        bundle_tasks,
-        work,
-        workers=facts.workers,
-        allowance=facts.allowance,
-        ranks=_ranks,
-        overheads=facts.overheads,
-    )
-    if plans.bundles is None:
-        plans.bundles = search()
-        if flows:
-            sent = as_sent(partitioned(work.dag, plans.bundles), facts.overheads)
-            plans.bundles_s = scheduled(sent, workers=facts.workers, overheads=facts.overheads).seconds
-    if flow_s < (1 - FLOW_GAINS) * plans.seconds("bundles", plans.bundles_s):
-        facts.recent.choose(wanted, plans, "flow")
-        return made(_alone(work, flows), flows=flows), tasks
+    is_flow = flow_s < starts_s + FLOW_ENOUGH * least
+    if not is_flow:
+        if plans.bundles is None:
+            overheads = replace(DASK, bytes_per_s=facts.bytes_per_s)
+            plans.bundles = bundle_tasks(
+                work, workers=facts.workers, allowance=facts.allowance, ranks=_ranks, overheads=overheads
+            )
+            if flows:
+                sent = as_sent(partitioned(work.dag, plans.bundles), overheads)
+                plans.bundles_s = scheduled(sent, workers=facts.workers, overheads=overheads).seconds
+        choice = choice._replace(bundles=plans.bundles)
+        is_flow = flow_s < (1 - FLOW_GAINS) * plans.seconds("bundles", plans.bundles_s)
     if flows:
-        facts.recent.choose(wanted, plans, "bundles")
-    return made(plans.bundles), tasks
+        facts.recent.choose(wanted, plans, "flow" if is_flow else "bundles")
+    return choice._replace(bundles=_alone(work, flows), flows=flows) if is_flow else choice
 
 
-def _rank_choice(
-    made: Callable[..., BundleChoice],
-    order: list[Key],
-    edges: Floats,
-    of_ranks: Mapping[Key, MemberTask],
-    makes_flows: bool,
-) -> BundleChoice:
+def _rank_choice(choice: BundleChoice, of_ranks: Mapping[Key, MemberTask], makes_flows: bool) -> BundleChoice:
     """Return the choice for a graph of ranks: one flow of their tasks, or a bundle where all are one member's."""
+    order = choice.tasks.order
     inside = [i for i, key in enumerate(order) if key in of_ranks]
     alone = tuple((i,) for i, key in enumerate(order) if key not in of_ranks)
-    if len(ordered(edges, [key in of_ranks for key in order])[1]) != 1:
-        return made(tuple((i,) for i in range(len(order))))
+    if len(ordered(choice.edges, [key in of_ranks for key in order])[1]) != 1:
+        return choice
     places = [of_ranks[order[i]] for i in inside]
     members = {place: i for i, place in enumerate(sorted({(one.worker, one.lane) for one in places}))}
     if len(members) == 1:
-        return made((*alone, tuple(inside)))
+        return choice._replace(bundles=(*alone, tuple(inside)))
     if not makes_flows:
-        return made(tuple((i,) for i in range(len(order))))
+        return choice
     flow = Flow(inside, [members[one.worker, one.lane] for one in places], [one.order for one in places], 0.0)
-    return made(alone, flows=(flow,))
+    return choice._replace(bundles=alone, flows=(flow,))
 
 
 def _alone(work: TaskDag, flows: Iterable[Flow]) -> Bundles:
@@ -359,7 +309,7 @@ def _flows(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Sequence[
     if not (inside[src] & inside[dst]).any():
         return ()
     number = np.empty(len(kinds), np.int64)
-    costs = replace(facts.of_flows, bytes_per_s=facts.overheads.bytes_per_s)
+    costs = replace(FLOW, bytes_per_s=facts.bytes_per_s)
 
     def plan(tasks: Ints, held: float) -> Flow | None:
         """Return the flow of some tasks, unless it takes too long or too many bytes."""
@@ -373,18 +323,18 @@ def _flows(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Sequence[
         is_inner &= is_own
         rows = np.column_stack([number[src[is_inner]], number[dst[is_inner]], edges[is_inner, 2]])
         finest_tasks = finest(Dag(seconds[tasks].tolist(), rows))
-        made = planned(finest_tasks, members, costs)
-        if made.seconds > lasts or held + peak_bytes(finest_tasks, made) > facts.allowance:
+        flow = planned(finest_tasks, members, costs)
+        if flow.seconds > lasts or held + peak_bytes(finest_tasks, flow) > facts.allowance:
             return None
-        picks_s = len(picked) * facts.overheads.task_s / facts.workers
-        return Flow(tasks.tolist(), made.members, made.order, made.seconds + picks_s)
+        picks_s = len(picked) * DASK.task_s / facts.workers
+        return Flow(tasks.tolist(), flow.members, flow.order, flow.seconds + picks_s)
 
     most = max(1, int(float(seconds[inside].sum()) / members / FLOW_LEAST))
     flows = cut(seconds, edges, inside.tolist(), plan, most)
     # A flow of one member is a bundle.
     if all(len(set(flow.members)) < 2 for flow in flows):
         return ()
-    # What is by itself is projected as with bundles, roughly.
+    # Tasks by themselves are projected as with bundles, roughly.
     others = float(seconds[~inside].sum()) / facts.workers / len(flows)
     return [flow._replace(seconds=flow.seconds + others) for flow in flows]
 
@@ -434,12 +384,12 @@ def _cost(
     key: Key, task: GraphNode, facts: CostFacts, annotations: Annotations, common: Mapping[str, object]
 ) -> TaskCost | None:
     if isinstance(task, Alias):
-        return FREE
+        return TaskCost(0.0, 0.0)
     if isinstance(task, DataNode):
         # Data in the graph goes to whoever reads it: alone, or with its readers if it is small.
         nbytes = safe_sizeof(task.value)
         return TaskCost(0.0, nbytes) if nbytes <= SMALL_DATA else None
-    # What was measured is nearer than what a task tells.
+    # Measurements are nearer than what a task tells.
     if (cost := facts.cost(key) or own_cost(annotation(FERRO, key, None, annotations, common))) is not None:
         return cost
     return task.cost if isinstance(task, BundleTask) else None

@@ -45,20 +45,10 @@ def _in_order(keys: Collection[Key]) -> tuple[Key, ...]:
 class BundledGraph:
     """The graph of an expression, which the scheduler writes out with bundles.
 
-    Dask's scheduler asks an expression for two things: its graph, and the annotations of the graph's tasks.
-
-    Parameters
-    ----------
-    expr : dask expression
-    keys : collection of keys
-        Those whose results are asked for.
-    scheduler : str
-        The scheduler's identifier; "" where there is none.
-    is_bundled : bool
-        False: the graph stays as it is, apart from tasks of ranks, which are a flow, and from keys that the bundles of
-        an earlier graph compute.
-    common : mapping, optional
-        The annotations of tasks without their own, as those of a block around the call.
+    Dask's scheduler asks an expression for two things: its graph, and the annotations of the graph's tasks.  Results
+    of `keys` are asked for, of the scheduler with that identifier ("": there is none).  A graph that is not bundled
+    stays as it is, apart from tasks of ranks, which are a flow, and from keys that the bundles of an earlier graph
+    compute.  `common` are the annotations of tasks without their own, as those of a block around the call.
     """
 
     def __init__(
@@ -75,35 +65,35 @@ class BundledGraph:
         return type(self), self._arguments
 
     def __dask_graph__(self) -> dict[Key, Any]:
-        """Return the graph."""
-        return self._made.graph
+        return self._rewritten.graph
 
     def __dask_annotations__(self) -> Annotations:
-        """Return the annotations of the graph's tasks, by annotation and key."""
-        return self._made.annotations
+        return self._rewritten.annotations
 
     @cached_property
-    def _made(self) -> Rewritten:
+    def _rewritten(self) -> Rewritten:
         """The graph with bundles, or with the keys of earlier bundles alone."""
         expr, keys, scheduler, is_bundled, common = self._arguments
-        if (made := self._of_repeats()) is not None:
-            return made
+        if (of_repeats := self._of_repeats()) is not None:
+            return of_repeats
         graph = convert_legacy_graph(expr.__dask_graph__())
         annotations = {name: dict(by) for name, by in expr.__dask_annotations__().items()}
-        kept = None
+        reduced = None
         try:
             facts = _facts_of(scheduler) if _facts_of is not None else None
             if facts is not None and (is_bundled or annotations.get(MEMBER)):
                 return rewritten(graph, keys, annotations, facts, common)
-            kept = reused(graph, keys, facts.existing, facts.held) if facts is not None else None
+            reduced = reused(graph, keys, facts.existing, facts.held) if facts is not None else None
         # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
         except Exception:
             logger.exception(
                 "dask_ferro: a graph of %d tasks could not be bundled, and runs as it is", len(graph)
             )
-        if kept is None and isinstance(expr, LLGExpr):
-            kept = {key: graph[key] for key in needed(graph, keys, lambda key: None, lambda key: None).order}
-        return Rewritten(graph if kept is None else kept, annotations)
+        if reduced is None and isinstance(expr, LLGExpr):
+            reduced = {
+                key: graph[key] for key in needed(graph, keys, lambda key: None, lambda key: None).order
+            }
+        return Rewritten(graph if reduced is None else reduced, annotations)
 
     def _of_repeats(self) -> Rewritten | None:
         """Return the flow or the bundle of tasks that repeat; None: there are none, or they run one by one."""
@@ -116,7 +106,7 @@ class BundledGraph:
         try:
             graph, annotations = folded(layers)
             return rewritten_once(convert_legacy_graph(graph), keys, annotations, facts, common, repeats)
-        # As below: the tasks are right, all of them written out.
+        # The tasks are right, all of them written out.
         except Exception:
             logger.exception("dask_ferro: steps of a training are submitted with all of their tasks")
             return None

@@ -13,18 +13,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
-from time import monotonic
 from typing import Literal, NamedTuple
 
 import numpy as np
 from dask.typing import Key
 
 from dask_ferro.engines.cache import Cache
-from dask_ferro.flow.costs import BELIEVED_S
 from dask_ferro.graph.bundling.partition import Bundles, Floats
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 
-# Of the seconds (or bytes) of all tasks, the sum of changes with which a choice still holds.
+# The sum of changes with which a choice still holds, as a share of the seconds (or bytes) of all tasks.
 CHANGED = 0.25
 # Longer tasks count as long as this: one of them must not hide what changes in a thousand short ones.
 LONG_S = 0.05
@@ -32,14 +30,14 @@ LONG_S = 0.05
 NUMBERS, GRAPH = 1_000_000, 250
 # A task with a larger share of a bundle is told apart from others exactly: one that is wanted has such a share.
 _LARGE = 0.5
-# Seconds that a flow takes beyond its plan, until that is measured.
+# Seconds that a flow takes beyond its plan.
 FLOW_STARTS = 0.02
 # Graphs that were planned, and of which the scheduler has not heard yet.
 _SUBMITTED = 64
 
 
-# What a graph took one way counts once it ran so often that way, since the first run opens connections.  Of the newest
-# runs, the fastest counts, as other graphs may have run beside the rest.
+# The time of a graph counts once it ran so often one way, since the first run opens connections.  The fastest of the
+# newest runs counts, as other graphs may have run beside the rest.
 _RUNS, _NEWEST = 2, 4
 # Tasks that take so many times as long, or as short, make another graph.
 _ANOTHER = 2.0
@@ -50,7 +48,7 @@ Way = Literal["bundles", "flow"]
 class Flow(NamedTuple):
     """The tasks of a flow by number, the member and the rank of each, and the projected seconds of its part of a graph.
 
-    The seconds are those of the plan: what each flow takes beyond that is `RecentChoices.starts_s`.
+    The seconds are those of the plan: each flow takes `FLOW_STARTS` beyond that.
     """
 
     tasks: Sequence[int]
@@ -60,29 +58,15 @@ class Flow(NamedTuple):
 
 
 class GraphPlans:
-    """How a graph may run, and what it took.
+    """How a graph may run, and what it took."""
 
-    Parameters
-    ----------
-    flows : sequence of Flow
-        In their order; none: it is not planned as flows.
-    facts : tuple of arrays
-        The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
-    costs : tuple of float
-        What tasks cost besides.
-
-    Attributes
-    ----------
-    bundles : Bundles, optional
-        None: they were not needed yet.
-    bundles_s : float
-        What they are projected to take.
-    """
-
-    def __init__(self, flows: Sequence[Flow], facts: tuple[Floats, ...], costs: tuple[float, ...]) -> None:
-        self.flows, self.costs = flows, costs
+    def __init__(self, flows: Sequence[Flow], facts: tuple[Floats, ...]) -> None:
+        # None: the graph is not planned as flows.
+        self.flows = flows
+        # None: they were not needed yet; what they are projected to take.
         self.bundles: Bundles | None = None
         self.bundles_s = 0.0
+        # The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
         self._facts = facts
         self._took: dict[Way, deque[float]] = {way: deque(maxlen=_NEWEST) for way in ("bundles", "flow")}
 
@@ -104,7 +88,6 @@ class GraphPlans:
             self._took = last._took
 
     def took(self, way: Way, seconds: float) -> None:
-        """Note what the graph took."""
         self._took[way].append(seconds)
 
     def seconds(self, way: Way, projected: float) -> float:
@@ -119,37 +102,13 @@ class RecentChoices:
     def __init__(self) -> None:
         self._plans: Cache[GraphPlans] = Cache(NUMBERS)
         self._chosen: dict[frozenset[Key], tuple[GraphPlans, Way]] = {}
-        self._beyond: deque[float] = deque(maxlen=_NEWEST)
-        self._ended = 0.0
-
-    @property
-    def starts_s(self) -> float:
-        """What a flow takes beyond its plan: the least of the newest flows, as others ran beside the rest.
-
-        The first one opens connections; and what a busy hour told must not forbid flows for ever.
-        """
-        beyond = tuple(self._beyond)
-        is_known = len(beyond) >= _RUNS and monotonic() - self._ended < BELIEVED_S
-        return min(beyond) if is_known else FLOW_STARTS
 
     def plans(
-        self,
-        work: TaskDag,
-        limits: tuple[float, ...],
-        plan: Callable[[], Sequence[Flow]],
-        costs: tuple[float, ...] = (),
+        self, work: TaskDag, limits: tuple[float, ...], plan: Callable[[], Sequence[Flow]]
     ) -> GraphPlans:
         """Return the plans of a graph, its last ones if they still hold.
 
-        Parameters
-        ----------
-        work : TaskDag
-        limits : tuple of numbers
-            What else decides: workers, members, bytes.
-        plan : callable
-            Returns its flows.
-        costs : tuple of float
-            What tasks cost besides: with others the graph is planned again, and what it took counts as before.
+        `limits` are what else decides (workers, members, bytes); `plan` returns the graph's flows.
         """
         kinds, shares = np.asarray(work.kinds, np.int64), np.asarray(work.shares, np.float64)
         edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)
@@ -166,10 +125,10 @@ class RecentChoices:
 
         def holds(last: GraphPlans) -> bool:
             before[:] = [last]
-            return last.costs == costs and last.holds_for(facts, shares)
+            return last.holds_for(facts, shares)
 
         def build() -> GraphPlans:
-            plans = GraphPlans(plan(), facts, costs)
+            plans = GraphPlans(plan(), facts)
             for last in before:
                 plans.remember(last)
             return plans
@@ -185,14 +144,6 @@ class RecentChoices:
     def chosen(self, wanted: Collection[Key]) -> tuple[GraphPlans, Way] | None:
         """Return how a graph runs that was submitted."""
         return self._chosen.pop(frozenset(wanted), None)
-
-    def took(self, plans: GraphPlans, way: Way, seconds: float) -> None:
-        """Note what a graph took."""
-        plans.took(way, seconds)
-        if way == "flow" and plans.flows:
-            beyond = seconds - sum(flow.seconds for flow in plans.flows)
-            self._beyond.append(max(beyond / len(plans.flows), 0.0))
-            self._ended = monotonic()
 
 
 def _is_near(before: Floats, now: Floats) -> bool:

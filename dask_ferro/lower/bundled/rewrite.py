@@ -40,7 +40,6 @@ from dask_ferro.lower.bundled.choice import (
     Existing,
     Graph,
     Held,
-    Needed,
     add_behind,
     annotation,
     choose,
@@ -73,21 +72,9 @@ def rewritten(
     facts: CostFacts,
     common: Mapping[str, object] | None = None,
 ) -> Rewritten:
-    """Return a graph in which cheap tasks run several at a time.
-
-    Parameters
-    ----------
-    graph : mapping of key to task
-    wanted : collection of keys
-        Their results are asked for by somebody.
-    annotations : mapping
-        By annotation, the values by key.
-    facts : CostFacts
-    common : mapping, optional
-        The annotations of tasks without their own; a function is called with the key.
-    """
-    choice, needed = choose(graph, wanted, annotations, facts, common)
-    return _written(graph, wanted, annotations, choice, needed, common)
+    """Return a graph in which cheap tasks run several at a time; arguments as of `choose`."""
+    choice = choose(graph, wanted, annotations, facts, common)
+    return _BundleWriter(graph, choice, wanted, annotations, common or {}).written()
 
 
 def rewritten_once(
@@ -99,27 +86,12 @@ def rewritten_once(
     repeats: Sequence[RepeatedTasks],
 ) -> Rewritten | None:
     """Return the flow or the bundle of a graph with the templates of `repeats`; None: some would be in neither."""
-    choice, needed = choose(graph, wanted, annotations, facts, common)
+    choice = choose(graph, wanted, annotations, facts, common)
     parts = [part for part in choice.bundles if len(part) > 1]
     together = {*chain.from_iterable(parts), *chain.from_iterable(flow.tasks for flow in choice.flows)}
-    if any(needed.number.get(key) not in together for one in repeats for key in one.template):
+    if any(choice.tasks.number.get(key) not in together for one in repeats for key in one.template):
         return None
-    return _written(graph, wanted, annotations, choice, needed, common, repeats)
-
-
-def _written(
-    graph: Graph,
-    wanted: Collection[Key],
-    annotations: Annotations,
-    choice: BundleChoice,
-    needed: Needed,
-    common: Mapping[str, object] | None,
-    repeats: Sequence[RepeatedTasks] = (),
-) -> Rewritten:
-    numbers = frozenset(needed.number[key] for key in wanted if key in needed.number)
-    made = _BundleWriter(graph, choice, numbers, annotations, common or {}, repeats).written()
-    made.graph.update(needed.had)
-    return made
+    return _BundleWriter(graph, choice, wanted, annotations, common or {}, repeats).written()
 
 
 def reused(
@@ -151,13 +123,15 @@ class _BundleWriter:
 
     graph: Graph
     choice: BundleChoice
-    wanted: frozenset[int]
+    wanted_keys: Collection[Key]
     annotations: Annotations
     common: Mapping[str, object]
     repeats: Sequence[RepeatedTasks] = ()
-    made: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
+    result: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
 
     def __post_init__(self) -> None:
+        self.order, number = self.choice.tasks.order, self.choice.tasks.number
+        self.wanted = frozenset(number[key] for key in self.wanted_keys if key in number)
         # The tasks of each bundle, and then of each member of the flows, whatever members a plan left without a task.
         self.parts: list[Sequence[int]] = [*self.choice.bundles]
         # By part, those of its flow; a bundle is a flow of one member.
@@ -188,7 +162,7 @@ class _BundleWriter:
 
     def _read_edges(self) -> None:
         """Find each part's results that others read or somebody asks for, and what it reads itself."""
-        n, src, dst = len(self.choice.order), *self.choice.edges[:, :2].T.astype(np.int64)
+        n, src, dst = len(self.order), *self.choice.edges[:, :2].T.astype(np.int64)
         tasks = np.fromiter(chain.from_iterable(self.parts), np.int64, n)
         part = np.empty(n, np.int64)
         part[tasks] = np.repeat(np.arange(len(self.parts)), [*map(len, self.parts)])
@@ -208,25 +182,25 @@ class _BundleWriter:
         self.inputs = _by_first(part[dst[crosses]], src[crosses])
         # Keys of inputs that are no tasks here.
         self.outside: dict[int, dict[Key, None]] = {}
-        given = {key for one in self.repeats for key in one.inputs[0]}
+        in_repeats = {key for one in self.repeats for key in one.inputs[0]}
         for i, keys in self.choice.outside.items():
-            own = dict.fromkeys(key for key in keys if key not in given)
+            own = dict.fromkeys(key for key in keys if key not in in_repeats)
             self.outside.setdefault(self.part[i], {}).update(own)
 
     def _read_repeats(self) -> None:
         """Find how often each task runs, and the members that read its result in the next repeat."""
-        number = {key: i for i, key in enumerate(self.choice.order)} if self.repeats else {}
+        number = self.choice.tasks.number
         self.times = {number[key]: len(one.inputs) for one in self.repeats for key in one.template}
         self.next_readers: dict[Key, set[int]] = {}
         for one in self.repeats:
             for key, task in one.template.items():
                 member = self.part[number[key]]
-                for made in map(one.carry.get, task.dependencies):
-                    if made is not None and made in one.template and self.part[number[made]] != member:
-                        self.next_readers.setdefault(made, set()).add(member - self.flow_of[member].start)
+                for source in map(one.carry.get, task.dependencies):
+                    if source is not None and source in one.template and self.part[number[source]] != member:
+                        self.next_readers.setdefault(source, set()).add(member - self.flow_of[member].start)
 
     def _name_parts(self) -> None:
-        order = self.choice.order
+        order = self.order
         for p, (tasks, outputs, flow) in enumerate(zip(self.parts, self.outputs, self.flow_of, strict=True)):
             if len(flow) > 1:
                 if p == flow.start:
@@ -244,8 +218,8 @@ class _BundleWriter:
 
     def _own_key(self, tasks: Sequence[int]) -> tuple[str, int]:
         """Return a key whose prefix tells the most frequent prefixes of a bundle's tasks."""
-        first, order = self.choice.order[tasks[0]], self.choice.order
-        counts = Counter(names_of(order[i])[0] for i in tasks)
+        first = self.order[tasks[0]]
+        counts = Counter(names_of(self.order[i])[0] for i in tasks)
         words = sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]
         label = "bundle:" + "+".join(sorted(words))
         if label not in self._names and len(self._names) >= _NAMES:
@@ -256,8 +230,7 @@ class _BundleWriter:
         return f"{label}-{self._tokens.setdefault(notes, uuid4().hex)}", number
 
     def written(self) -> Rewritten:
-        """Return the graph."""
-        order, costs = self.choice.order, self.choice.costs
+        order, costs = self.order, self.choice.costs
         for p, tasks in enumerate(self.parts):
             first = order[tasks[0]]
             flow = self.flow_of[p]
@@ -272,8 +245,10 @@ class _BundleWriter:
                     )
                 self._write(self.keys[p], self._share(p), first, seconds)
             if first in self.of_ranks and len(flow) == 1 and not PLACING & self.common.keys():
-                self.made.annotations.setdefault("workers", {})[self.keys[p]] = [self.of_ranks[first].worker]
-                self.made.annotations.setdefault("allow_other_workers", {})[self.keys[p]] = True
+                self.result.annotations.setdefault("workers", {})[self.keys[p]] = [
+                    self.of_ranks[first].worker
+                ]
+                self.result.annotations.setdefault("allow_other_workers", {})[self.keys[p]] = True
         self.picked.update((i, None) for i in self.wanted if self.place[i] >= 0)
         picks = [(i, order[i], pick) for i in self.picked]
         passes = [(i, key, pass_on) for i, key in self.passed.items()]
@@ -283,39 +258,40 @@ class _BundleWriter:
             others = [self.keys[q] for q in self.flow_of[p] if not self.outputs[q]]
             task = PortableTask(key, function, TaskRef(self.keys[p]), self.place[i], *map(TaskRef, others))
             self._write(key, task, order[i], 0.0, is_quick=True)
-        return self.made
+        self.result.graph.update(self.choice.tasks.had)
+        return self.result
 
     def _write(
         self, key: Key, task: GraphNode, first: Key, seconds: float | None = None, is_quick: bool = False
     ) -> None:
         """Write a task with the annotations of its first task, and its seconds, unless it is that one by itself."""
-        self.made.graph[key] = task
+        self.result.graph[key] = task
         for name, values in self.annotations.items():
             value = values.get(first)
             if seconds is not None and not is_quick:
                 value = of_many(name, value)
             if value is not None:
-                self.made.annotations.setdefault(name, {})[key] = value
+                self.result.annotations.setdefault(name, {})[key] = value
         if seconds is not None:
-            told = of_many(FERRO, annotation(FERRO, key, {}, self.made.annotations, self.common)) or {}
-            if isinstance(told, Mapping):
-                self.made.annotations.setdefault(FERRO, {})[key] = {**told, "seconds": seconds}
+            of_task = of_many(FERRO, annotation(FERRO, key, {}, self.result.annotations, self.common)) or {}
+            if isinstance(of_task, Mapping):
+                self.result.annotations.setdefault(FERRO, {})[key] = {**of_task, "seconds": seconds}
         if is_quick:
             # At once: until then, a bundle's tuple keeps all results.
-            before = annotation(_PRIORITY, key, 0, self.made.annotations, self.common)
+            before = annotation(_PRIORITY, key, 0, self.result.annotations, self.common)
             if isinstance(before, Real):
-                self.made.annotations.setdefault(_PRIORITY, {})[key] = float(before) + SOONER
+                self.result.annotations.setdefault(_PRIORITY, {})[key] = float(before) + SOONER
 
     def _reads_a_tuple(self, p: int) -> bool:
         """Return whether a task that is by itself reads from tuples, as a bundle of one task can."""
-        task = self.graph[self.choice.order[self.parts[p][0]]]
+        task = self.graph[self.order[self.parts[p][0]]]
         if task.is_coro or is_barrier(task):
             return False
         return any(self.place[i] >= 0 for i in self.inputs.get(p, ()))
 
     def _single(self, p: int) -> GraphNode:
         """Return a task that is by itself, with the keys under which its inputs are found."""
-        order = self.choice.order
+        order = self.order
         renamed: dict[Key, Key | GraphNode] = {}
         for i in self.inputs.get(p, ()):
             if self.place[i] >= 0:
@@ -327,7 +303,7 @@ class _BundleWriter:
 
     def _share(self, p: int) -> GraphNode:
         """Return a bundle, or a member of the flow."""
-        order, about, of_ranks = self.choice.order, self.annotations.get(ABOUT, {}), self.of_ranks
+        order, about, of_ranks = self.order, self.annotations.get(ABOUT, {}), self.of_ranks
         numbers, flow = self.parts[p], self.flow_of[p]
         is_member = len(flow) > 1
         reads, arguments = self._reads(p)
@@ -351,7 +327,7 @@ class _BundleWriter:
 
     def _reads(self, p: int) -> tuple[list[Read], list[Key]]:
         """Return where a bundle finds each input, and the keys of its arguments."""
-        order, place, part = self.choice.order, self.place, self.part
+        order, place, part = self.order, self.place, self.part
         of: dict[int, list[int]] = {}
         for i in self.inputs.get(p, ()):
             of.setdefault(part[i], []).append(i)
@@ -386,7 +362,7 @@ def _repeat(
     """Return what repeats of a member's tasks; None: nothing does."""
     own = tuple(task for task in tasks if task.key in one.template)
     read = set(chain.from_iterable(task.call.dependencies for task in own))
-    carry = {key: made for key, made in one.carry.items() if key in read}
+    carry = {key: source for key, source in one.carry.items() if key in read}
     inputs = [{key: value for key, value in values.items() if key in read} for values in one.inputs]
     passed = {task.key: tuple(next_readers[task.key]) for task in own if task.key in next_readers}
     return Repeat(one.name, own, carry, inputs, passed) if own else None

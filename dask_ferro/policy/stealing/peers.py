@@ -13,7 +13,6 @@ All of it is pure, time is an argument, and the simulator uses it too.  Duration
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from math import inf
 from random import Random
@@ -68,11 +67,6 @@ class Thief:
         The numbers of the other workers.
     seed : int
         Of the random choice.
-
-    Attributes
-    ----------
-    trip_s : float
-        The least time from a question to an answer without tasks; inf: there was none.
     """
 
     def __init__(self, others: Sequence[int], seed: int) -> None:
@@ -81,9 +75,6 @@ class Thief:
         self._pause = FIRST_S
         self._last: int | None = None
         self._due: float | None = None
-        # By worker, when it was asked; it answers in turn.
-        self._asked: defaultdict[int, deque[float]] = defaultdict(deque)
-        self.trip_s = inf
 
     def idle(self, now: float) -> None:
         """Notice that there is no ready task."""
@@ -103,14 +94,10 @@ class Thief:
         if not self._others or self._due is None or now < self._due:
             return None
         self._due = now + LOST_S
-        victim = self._last if self._last is not None else self._random.choice(self._others)
-        self._asked[victim].append(now)
-        return victim
+        return self._last if self._last is not None else self._random.choice(self._others)
 
     def answered(self, victim: int, count: int, now: float) -> None:
         """Notice that the worker that was asked has given away so many tasks."""
-        if (asked := self._asked[victim]) and (trip := now - asked.popleft()) < self.trip_s and not count:
-            self.trip_s = trip
         self._last = victim if count and victim in self._others else None
         self._pause = FIRST_S if count else min(2 * self._pause, MOST_S)
         self._due = None if count else now + self._pause

@@ -64,11 +64,11 @@ def test_tasks_run_together_by_what_they_say(
         return replace(facts(members=members), cost=lambda key: measured)
 
     graph, wanted = made(Task)
-    flows = choose(graph, wanted, annotations, known(2))[0].flows
-    bundles = choose(graph, wanted, annotations, known(0))[0].bundles
+    flows = choose(graph, wanted, annotations, known(2)).flows
+    bundles = choose(graph, wanted, annotations, known(0)).bundles
     assert (sum(len(flow.tasks) for flow in flows), sum(len(b) for b in bundles if len(b) > 1)) == has
     common = {"ferro": next(iter(annotations["ferro"].values()))} if has[0] else {}
-    assert bool(choose(graph, wanted, {}, known(2), common)[0].flows) == bool(has[0])
+    assert bool(choose(graph, wanted, {}, known(2), common).flows) == bool(has[0])
     # What tasks say of themselves is not said of what they run in.
     for key, told in rewritten(graph, wanted, annotations, known(2)).annotations.get("ferro", {}).items():
         assert not has[0] or told == {"seconds": pytest.approx(told["seconds"])}, key
@@ -77,7 +77,7 @@ def test_tasks_run_together_by_what_they_say(
 def test_a_models_bundles_say_what_they_cost() -> None:
     graph, wanted = made(lambda *args: BundleTask(*args, cost=TaskCost(1e-3, 28.0, 1e-2)))
     unknown = replace(facts(members=2), cost=lambda key: None)
-    (flow,) = choose(graph, wanted, {}, unknown)[0].flows
+    (flow,) = choose(graph, wanted, {}, unknown).flows
     assert len(flow.tasks) == len(graph)
     renamed = {key: task.substitute({}, key=("other", key)) for key, task in graph.items()}
     assert all(task.cost == TaskCost(1e-3, 28.0, 1e-2) for task in renamed.values())

@@ -9,7 +9,7 @@ import pytest
 from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
 from dask_ferro.lower.bundled import recent
-from dask_ferro.lower.bundled.recent import FLOW_STARTS, Flow, RecentChoices
+from dask_ferro.lower.bundled.recent import RecentChoices
 from tests.each import every
 
 WORK = TaskDag(Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0)]), [0] * 4, [0.1] * 4)
@@ -87,45 +87,17 @@ def test_what_was_measured_counts_for_more_than_what_was_projected() -> None:
     assert plans.seconds("bundles", 1.5) == 1.5
 
 
-@every(
-    ("factor", "costs", "is_remembered"),
-    [
-        (1.1, (), True),
-        (1.5, (), True),
-        (0.6, (), True),
-        (1.0, (2.0,), True),
-        (3.0, (), False),
-        (0.3, (), False),
-    ],
-)
+@every(("factor", "is_remembered"), [(1.1, True), (1.5, True), (0.6, True), (3.0, False), (0.3, False)])
 def test_what_was_measured_is_remembered_while_tasks_take_about_as_long(
-    factor: float, costs: tuple[float, ...], is_remembered: bool
+    factor: float, is_remembered: bool
 ) -> None:
-    """Also where it is planned again, as hops or messages cost something else."""
     choices = RecentChoices()
     for _ in range(2):
         first = choices.plans(WORK, LIMITS, lambda: ())
         first.took("bundles", 7.0)
-    plans = choices.plans(with_seconds(factor), LIMITS, lambda: (), costs)
+    plans = choices.plans(with_seconds(factor), LIMITS, lambda: ())
     assert plans.seconds("bundles", 1.0) == (7.0 if is_remembered else 1.0)
     assert (plans is first) == (factor == 1.1)
-
-
-def test_what_a_flow_takes_beyond_its_plan_is_learnt_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    choices = RecentChoices()
-    plans = choices.plans(WORK, LIMITS, lambda: [Flow([0, 1, 2, 3], [0, 0, 1, 1], [0.0, 1.0, 2.0, 3.0], 0.1)])
-    # It opened connections.
-    choices.took(plans, "flow", 0.3)
-    assert choices.starts_s == FLOW_STARTS
-    # Others ran beside it.
-    choices.took(plans, "flow", 9.0)
-    choices.took(plans, "bundles", 0.1)
-    assert choices.starts_s == pytest.approx(0.2)
-    for _ in range(4):
-        choices.took(plans, "flow", 0.5)
-    assert choices.starts_s == pytest.approx(0.4)
-    monkeypatch.setattr(recent, "BELIEVED_S", 0.0)
-    assert choices.starts_s == FLOW_STARTS
 
 
 def test_a_graph_is_told_apart_by_what_is_wanted_of_it() -> None:

@@ -20,7 +20,6 @@ from distributed.utils import key_split_group
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.run import Share
 from dask_ferro.flow.task_cost import TaskCost
-from dask_ferro.graph.bundling.partition import FlowCosts
 from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef, references
@@ -135,8 +134,8 @@ def test_what_dask_forbids_to_fuse_is_by_itself_and_so_is_what_is_next_to_it() -
     graph["barrier"] = Barrier("barrier", told, "barrier", TaskRef(("inc", 3)))
     graph["read"] = Task("read", told, "read", TaskRef("barrier"))
     graph["end"] = Task("end", told, "end", TaskRef("read"))
-    choice, _ = choose(graph, ["end"], {}, facts())
-    alone = {choice.order[b[0]] for b in choice.bundles if len(b) == 1}
+    choice = choose(graph, ["end"], {}, facts())
+    alone = {choice.tasks.order[b[0]] for b in choice.bundles if len(b) == 1}
     assert {("inc", 3), "barrier", "read"} <= alone
 
 
@@ -289,7 +288,7 @@ def test_a_flow_has_room_for_its_inputs(allowance: float, is_flow: bool) -> None
         facts(seconds=1e-2, members=2, allowance=allowance),
         cost=lambda key: TaskCost(1e-2, 1e6 if key[0] == "x" else 28),
     )
-    chosen, _ = choose(graph, ends, {"retries": {("x", i): 1 for i in range(8)}}, known)
+    chosen = choose(graph, ends, {"retries": {("x", i): 1 for i in range(8)}}, known)
     assert bool(chosen.flows) == is_flow
 
 
@@ -317,22 +316,12 @@ def test_a_graph_is_as_many_flows_as_it_needs(
         facts(seconds=seconds, **{"members": 2, **limits}),
         cost=lambda key: None if key in unknown else TaskCost(seconds, 28),
     )
-    chosen, tasks = choose(graph, [("s", 39, x) for x in range(8)], {}, known)
+    chosen = choose(graph, [("s", 39, x) for x in range(8)], {}, known)
     assert len(chosen.flows) == count
     inside = [i for flow in chosen.flows for i in flow.tasks]
-    assert sorted([*inside, *(i for part in chosen.bundles for i in part)]) == list(range(len(tasks.order)))
-
-
-def test_a_graph_is_planned_again_when_what_flows_cost_is_known_better() -> None:
-    """Two chains that read each other's results at each step, and twice at the end."""
-    graph: dict[Any, GraphNode] = {}
-    for i in range(100):
-        reads = [(i - 1, 0), (i - 1, 1)] if i else []
-        graph |= {(i, x): Task((i, x), told, "y", *map(TaskRef, reads)) for x in (0, 1)}
-    known = facts(seconds=1e-3, members=2)
-    slow = replace(known, of_flows=FlowCosts(hop_s=1e-2))
-    choices = [choose(graph, [(99, 0), (99, 1)], {}, one)[0] for one in (known, slow, known)]
-    assert [len(choice.flows) for choice in choices] == [1, 0, 1]
+    assert sorted([*inside, *(i for part in chosen.bundles for i in part)]) == list(
+        range(len(chosen.tasks.order))
+    )
 
 
 def test_tasks_of_different_spans_are_of_different_groups() -> None:
@@ -358,8 +347,8 @@ def test_the_same_graph_has_the_same_bundles_in_every_process(hash_seed: str) ->
         "        reads = [TaskRef(('s', t - 1, j)) for j in (i - 1, i, i + 1) if 0 <= j < 20]\n"
         "        graph['s', t, i] = Task(('s', t, i), told, 's', *reads)\n"
         "wanted = [('s', 9, i) for i in range(20)]\n"
-        "choice, _ = choose(graph, wanted, {}, facts())\n"
-        "print([[choice.order[i] for i in b] for b in choice.bundles])\n"
+        "choice = choose(graph, wanted, {}, facts())\n"
+        "print([[choice.tasks.order[i] for i in b] for b in choice.bundles])\n"
     )
     run = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": hash_seed})
     other = ran([sys.executable, "-c", program], cwd=ROOT, env={"PYTHONHASHSEED": "3"})
@@ -378,7 +367,7 @@ def test_a_graph_is_planned_once_under_whatever_names() -> None:
             row = [Task(uuid4().hex, told, "s", near[0], more=List(*near[1:])) for near in reads]
             row = [Task.fuse(task, Task(uuid4().hex, told, "s", TaskRef(task.key))) for task in row]
             graph |= {task.key: task for task in row}
-        choice, _ = choose(graph, [task.key for task in row], {}, known)
+        choice = choose(graph, [task.key for task in row], {}, known)
         flows.append(choice.flows)
     assert flows[0]
     assert all(flow is flows[0] for flow in flows)

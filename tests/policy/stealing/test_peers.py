@@ -78,24 +78,3 @@ def test_a_thief_asks_nobody_whose_tasks_have_ended() -> None:
     thief.ended(2)
     assert thief.seconds(9.0) == float("inf")
     assert thief.victim(9.0) is None
-
-
-def test_the_trip_is_the_least_time_from_a_question_to_its_answer_without_tasks() -> None:
-    thief, trips, now = Thief([1], 0), [], 0.0
-    for trip, count in ((9e-3, 0), (5e-3, 0), (1e-3, 2), (7e-3, 0)):
-        thief.idle(now)
-        now += thief.seconds(now)
-        assert thief.victim(now) == 1
-        now += trip
-        thief.answered(1, count, now)
-        trips.append(thief.trip_s)
-    assert trips == pytest.approx([9e-3, 5e-3, 5e-3, 5e-3])
-
-
-def test_a_late_answer_is_that_to_the_first_question() -> None:
-    thief = Thief([1], 0)
-    asked(thief, 0.0)
-    assert thief.victim(FIRST_S + LOST_S) == 1
-    thief.answered(1, 0, FIRST_S + 1.5 * LOST_S)
-    thief.answered(1, 0, FIRST_S + 2.5 * LOST_S)
-    assert thief.trip_s == pytest.approx(1.5 * LOST_S)
