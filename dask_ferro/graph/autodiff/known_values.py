@@ -37,16 +37,11 @@ def known_value(tensor: Tensor) -> Array | None:
     stored = constant_of(tensor)
     if stored is not None:
         return stored
-    found = list(by_size(tensor).values())
-    return found[0] if found and all(np.array_equal(found[0], other) for other in found[1:]) else None
-
-
-def by_size(tensor: Tensor) -> dict[int, Array]:
-    """Return the values of a tensor by the size that stands for each unknown dimension; {} if they depend on others."""
     try:
-        return {size: _value(tensor, size, {}) for size in _SIZES}
+        first, *others = (_value(tensor, size, {}) for size in _SIZES)
     except _UnknownError:
-        return {}
+        return None
+    return first if all(np.array_equal(first, other) for other in others) else None
 
 
 def _value(tensor: Tensor, size: int, known: dict[int, list[Array]]) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.autodiff.known_values import known_value
 from dask_ferro.graph.tensor.dims import axis_of
-from dask_ferro.graph.tensor.manipulation import fold, ints, reshape_like, shape_of
+from dask_ferro.graph.tensor.manipulation import fold, ints, moveaxis, reshape_like, shape_of
 from dask_ferro.graph.tensor.namespace import concat, expand_dims, zeros_like
 from dask_ferro.graph.tensor.statistical import count_over, reduce
 from dask_ferro.graph.tensor.tensor import Node, Tensor, cast, emit, widened
@@ -116,6 +116,11 @@ def _summed_late(g: Tensor, x: Tensor) -> Tensor:
     # Of one rank, the sum is known to have the shape of `x`.
     known = Tensor(total.origin, total.index, total.type._replace(shape=x.shape))
     return reshape_like(total, x) if g.ndim > x.ndim else known
+
+
+def along(g: Tensor, axis: int, matrix: Tensor) -> Tensor:
+    """Return the product of each vector of `g` along an axis and a matrix."""
+    return moveaxis(moveaxis(g, axis, -1) @ matrix, -1, axis)
 
 
 def shared_over(g: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:

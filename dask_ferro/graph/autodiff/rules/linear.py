@@ -1,4 +1,4 @@
-"""Gradients of products: MatMul, Gemm, Einsum, Conv, ConvTranspose; and of pooling, which slides windows too.
+"""Gradients of products: MatMul, Gemm, Einsum, Conv, ConvTranspose; of pooling, which slides windows; of Resize.
 
 The gradient of a convolution's input is a transposed convolution, that of its weight a convolution with the
 roles of batch and channel exchanged (Dumoulin and Visin, arXiv:1603.07285).  Spatial sizes have to be known;
@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
+from dask_ferro.graph.autodiff.known_values import known_value
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, along, summed_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
-from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, reshape_like, sliced
-from dask_ferro.graph.tensor.namespace import expand_dims, permute_dims, reshape, squeeze, zeros_like
-from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, emit, emit_all
+from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like, sliced
+from dask_ferro.graph.tensor.namespace import expand_dims, eye, permute_dims, reshape, squeeze, zeros_like
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, emit, emit_all, widened
 
 # ---- matrices ----------------------------------------------------------------------------------------------
 
@@ -72,49 +73,32 @@ def _scaled(x: Tensor, factor: float) -> Tensor:
 
 
 def _einsum(call: GradientRequest) -> Tensor:
-    """Return the Einsum of the other terms with g in place of the result; labels of this term alone are repeated.
-
-    A dimension of size 1 that meets a larger one is taken away first, so that nothing broadcasts inside.
-    """
+    """Return the Einsum of the other terms with g in place of the result, repeated along labels of this term alone."""
     terms, result = _einsum_terms(call)
     own, x = terms[call.index], call.x
-    dims: dict[str, list[Shape]] = {}
-    for i, term in enumerate(terms):
-        for label, dim in zip(term, call.input(i).shape, strict=True):
-            dims.setdefault(label, []).append((dim,))
-    size = {label: broadcast(of_label, "Einsum")[0] for label, of_label in dims.items()}
     factors = [(result, call.g)]
-    shared: set[str] = set()
-    for i, term in enumerate(terms):
-        if i != call.index:
-            y = call.input(i)
-            shared.update(term)
-            ones = [k for k, label in enumerate(term) if y.shape[k] == 1 and size[label] != 1]
-            rest = "".join(label for k, label in enumerate(term) if k not in ones)
-            factors.append((rest, squeeze(y, ones)))
-    # Labels of the other factors: along these the gradient is computed, along the rest it is constant.
-    found = set("").union(*(term for term, _ in factors))
-    # A label of this term alone was summed over by the forward, so its gradient repeats along it.
-    kept = [i for i, label in enumerate(own) if label in found and x.shape[i] != 1]
-    equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in kept)
-    shape = tuple(size[own[i]] for i in kept)
-    g = emit("Einsum", [factor for _, factor in factors], shape, equation=equation)
-    g = expand_dims(g, axis=[i for i in range(x.ndim) if i not in kept])
-    unknown = any(x.shape[i] is None and own[i] in shared for i in kept)
-    g = summed_to(g, x) if unknown else g
-    return broadcast_like(g, x) if g.shape != x.shape or len(kept) < x.ndim else g
+    factors += [(term, call.input(i)) for i, term in enumerate(terms) if i != call.index]
+    dims: dict[str, list[Shape]] = {}
+    for term, y in factors:
+        for label, dim in zip(term, y.shape, strict=True):
+            dims.setdefault(label, []).append((dim,))
+    shared = [i for i, label in enumerate(own) if label in dims]
+    equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in shared)
+    shape = tuple(broadcast(dims[own[i]], "Einsum")[0] for i in shared)
+    g = emit("Einsum", [y for _, y in factors], shape, equation=equation)
+    g = summed_to(expand_dims(g, axis=[i for i in range(x.ndim) if i not in shared]), x)
+    return g if g.shape == x.shape and len(shared) == x.ndim else broadcast_like(g, x)
 
 
 def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
-    """Return the labels of each input and of the result, with unused labels for an ellipsis."""
+    # An ellipsis becomes unused labels.
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     labels = [term.replace("...", "") for term in terms]
     if any(len(set(label)) != len(label) for label in labels):
         raise call.unsupported(f"{equation!r} has a label twice in one term; write its diagonal out")
-    given = zip(labels, call.node.inputs, strict=True)
-    ranks = [x.ndim - len(label) for label, x in given if x is not None]
+    ranks = [call.input(i).ndim - len(label) for i, label in enumerate(labels)]
     free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
     dots = "".join(free)
     spelled = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, ranks, strict=True)]
@@ -259,8 +243,7 @@ def _average_pool(call: GradientRequest) -> Tensor:
     """Return g over its window's count, spread by a transposed convolution with ones."""
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
-    # The mean of a window divides by its count, which differs at the borders.
-    # The counts depend on shapes alone, so they are a constant of the graph.
+    # A window's count differs at the borders; counts depend on shapes alone, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     planes = fold(shared, (-1, 1, *counts))
@@ -281,6 +264,44 @@ def _counts(
     return reduce(np.multiply.outer, along)
 
 
+# ---- resizing ----------------------------------------------------------------------------------------------
+
+
+def _resized(call: GradientRequest) -> Tensor:
+    """Return g times the matrix of the resize of each axis: a Resize is linear along each."""
+    mode = call.get("coordinate_transformation_mode", "half_pixel")
+    if mode == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise call.unsupported("it crops, or keeps an aspect ratio")
+    x, factors, g = call.x, call.maybe(2), widened(call.g)
+    axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
+    scales: list[float | None] = [None] * len(axes)
+    if factors is not None and factors.shape != (0,):
+        if (values := known_value(factors)) is None:
+            raise call.unsupported("its scales are computed; make them constants")
+        scales = values.tolist()
+    for axis, scale in zip(axes, scales, strict=True):
+        n, m = x.shape[axis], call.y.shape[axis]
+        # Exporters compute the sizes of all axes; the rows of a batch are not resized.
+        is_batch = axis == 0 and m is None
+        if scale == 1 or (scale is None and (is_batch or (n is not None and n == m))):
+            continue
+        if not isinstance(n, int) or not isinstance(m, int):
+            raise call.unsupported(f"sizes of {x!r} or {call.y!r} are not known; give them")
+        g = along(g, axis, _resize_matrix(call, n, m, scale, g.dtype).mT)
+    return cast(g, x.type.dtype)
+
+
+def _resize_matrix(
+    call: GradientRequest, n: int, m: int, scale: float | None, dtype: np.dtype[Any]
+) -> Tensor:
+    """Return (n, m): the same Resize of an identity, which breaks a tie of the nearest neighbours alike."""
+    identity = reshape(eye(n, dtype=dtype), (1, 1, n, n))
+    size: list[Tensor | None] = [asarray([1.0, 1.0, 1.0, scale])] if scale else [None, ints([1, 1, n, m])]
+    attributes = {name: value for name, value in call.node.attributes.items() if name != "axes"}
+    resized = emit("Resize", [identity, None, *size], (1, 1, n, m), opset=call.node.opset, **attributes)
+    return squeeze(resized, (0, 1))
+
+
 TABLE: dict[str, Row] = {
     "MatMul": (_left_factor, _right_factor),
     "Gemm": (_gemm, _gemm, lambda c: _scaled(summed_to(c.g, c.x), c.get("beta", 1.0))),
@@ -298,4 +319,5 @@ TABLE: dict[str, Row] = {
     ),
     "MaxPool": (_max_pool,),
     "AveragePool": (_average_pool,),
+    "Resize": (_resized, None, None, None),
 }
