@@ -1,8 +1,11 @@
-"""The argument of gradient rules, and functions that rules share: sums over broadcast axes, constant inputs.
+"""The argument of gradient rules, and functions that rules share: sums over broadcast axes, known inputs.
 
 A rule is `rule(call) -> Tensor`: the gradient of one input of one node, written with the same array math that
 users write.  One rule an input: so the gradients of a product's two factors are separate nodes, one for the
 activation and one for the weight, and a caller that needs only one writes only one.
+
+Exporters compute paddings and slices from known dimensions, as in Shape(x) -> Gather -> Add -> Div.  ONNX's reference
+runs such nodes with several sizes in place of each unknown dimension: a value that is always the same is known.
 """
 
 from __future__ import annotations
@@ -12,14 +15,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.graph.autodiff.known_values import known_value
+from dask_ferro.graph.ir.onnx_inference import evaluated
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import fold, ints, moveaxis, reshape_like, shape_of
 from dask_ferro.graph.tensor.namespace import concat, expand_dims, zeros_like
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import Node, Tensor, cast, emit, widened
+from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorSource, cast, constant_of, emit, widened
+
+Array = npt.NDArray[Any]
+
+# Neighbours, whose remainders differ whatever they are divided by, and one whose quotients differ from theirs.
+_SIZES = (251, 252, 509)
+# A graph of more nodes than this, or of other operators, is no arithmetic on sizes.
+_NODES = 256
+_ARITHMETIC = frozenset({
+    "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Gather", "Identity", "Max", "Min", "Mod", "Mul", "Neg",
+    "Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +82,16 @@ class GradientRequest:
         return self.node.attribute(name, default)
 
     def constant(self, i: int, what: str) -> tuple[int, ...]:
-        """Return the integers of input `i`, which must be known; none if it is left out.
+        """Return the integers of input `i`, as `values` does."""
+        return tuple(int(v) for v in np.atleast_1d(self.values(i, what)))
 
-        Raises
-        ------
-        UnsupportedOp
-            They are computed from values, or from a dimension that is not known.
-        """
+    def values(self, i: int, what: str) -> Array:
+        """Return the value of input `i`, which must be known; no numbers if it is left out."""
         tensor = self.maybe(i)
-        if tensor is None:
-            return ()
-        values = known_value(tensor)
+        values = np.zeros(0) if tensor is None else known_value(tensor)
         if values is None:
             raise self.unsupported(f"its {what} are computed; make them constants")
-        return tuple(int(v) for v in np.atleast_1d(values))
+        return values
 
     def unsupported(self, reason: str) -> UnsupportedOp:
         """Return the error for a gradient that is not defined here."""
@@ -90,6 +102,45 @@ class GradientRequest:
 Rule = Callable[[GradientRequest], Tensor]
 # One rule an input, the last for all further ones; None: there is no gradient.
 Row = tuple[Rule | None, ...]
+
+
+def known_value(tensor: Tensor) -> Array | None:
+    """Return the value of a tensor that depends on no argument and no unknown dimension; None for any other."""
+    if (stored := constant_of(tensor)) is not None:
+        return stored
+    values = [value for size in _SIZES if (value := _value(tensor, size, {})) is not None]
+    is_known = len(values) == len(_SIZES) and all(np.array_equal(values[0], value) for value in values)
+    return values[0] if is_known else None
+
+
+def _value(tensor: Tensor, size: int, known: dict[int, Array | None]) -> Array | None:
+    node = tensor.origin
+    if isinstance(node, TensorSource):
+        return constant_of(tensor)
+    if node.number not in known and len(known) < _NODES:
+        # Counted before its inputs, which bounds the depth too.
+        known[node.number] = None
+        known[node.number] = _output(node, size, known)
+    return known.get(node.number)
+
+
+def _output(node: Node, size: int, known: dict[int, Array | None]) -> Array | None:
+    first = node.inputs[0] if node.inputs and not node.domain else None
+    if first is not None and node.op_type == "Shape":
+        dims = [dim if isinstance(dim, int) else size for dim in first.shape]
+        return np.array(dims[node.attribute("start", 0) : node.attribute("end")], np.int64)
+    if first is None or node.op_type not in _ARITHMETIC:
+        return None
+    feeds = {f"x{i}": _value(x, size, known) for i, x in enumerate(node.inputs) if x is not None}
+    inputs = {name: value for name, value in feeds.items() if value is not None}
+    # The size of the result is a value of this one alone.
+    is_large = node.op_type == "ConstantOfShape" and np.prod(inputs.get("x0", 0)) > _NODES
+    if len(inputs) < len(feeds) or is_large:
+        return None
+    names = [None if x is None else ir.Value(name=f"x{i}") for i, x in enumerate(node.inputs)]
+    attributes = ir.convenience.convert_attributes(node.attributes)
+    step = ir.Node("", node.op_type, names, attributes, outputs=[ir.Value(name="y")])
+    return evaluated(ir.serde.serialize_node(step), inputs, node.opset)
 
 
 def summed_to(g: Tensor, x: Tensor) -> Tensor:

@@ -242,14 +242,19 @@ def _value(node: onnx.NodeProto, known: Mapping[str, Ints], opset: int) -> Ints 
         return numpy_helper.to_array(tensor) if tensor is not None and _is_small(tensor) else None
     if node.op_type not in _FOLDABLE or not node.input or any(name not in known for name in node.input):
         return None
+    return evaluated(node, {name: known[name] for name in node.input}, opset)
+
+
+def evaluated(node: onnx.NodeProto, inputs: Mapping[str, Ints], opset: int) -> Ints | None:
+    """Return the only output of a node by ONNX's reference; None if there is none, or it is larger than a shape."""
     # Imported on use: it takes a tenth of a second, and few graphs have such nodes.
     from onnx.reference import ReferenceEvaluator
 
-    evaluator = ReferenceEvaluator(node, opsets=dict.fromkeys(STANDARD_DOMAINS, opset))
     try:
         # Without it numpy gives 0 for a division by 0, which no engine does.
         with np.errstate(all="raise"):
-            (computed,) = evaluator.run(None, {name: known[name] for name in node.input})
+            evaluator = ReferenceEvaluator(node, opsets=dict.fromkeys(STANDARD_DOMAINS, opset))
+            (computed,) = evaluator.run(None, dict(inputs))
     except Exception:  # noqa: BLE001 - the engine refuses operands that do not fit each other, and names the node
         return None
     value = np.asarray(computed)

@@ -61,8 +61,9 @@ def _across_channels(call: GradientRequest) -> Tensor:
     distance = np.subtract.outer(np.arange(channels), np.arange(channels))
     band = (distance <= (size - 1) // 2) & (distance >= (size - 1) // 2 - size + 1)
     total = reshape_like(asarray(band.astype(x.dtype)) @ fold(x * x, (0, 0, -1)), x)
-    bias, power = float(call.get("bias", 1.0)), float(call.get("beta", 0.75))
-    return x / (bias + total * (call.get("alpha", 1e-4) / size)) ** power
+    defaults = {"bias": 1.0, "alpha": 1e-4, "beta": 0.75}
+    bias, alpha, power = (float(call.get(name, default)) for name, default in defaults.items())
+    return x / (bias + total * (alpha / size)) ** power
 
 
 def _over_space(call: GradientRequest) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.known_values import known_value
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, along, summed_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
@@ -272,13 +271,9 @@ def _resized(call: GradientRequest) -> Tensor:
     mode = call.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise call.unsupported("it crops, or keeps an aspect ratio")
-    x, factors, g = call.x, call.maybe(2), widened(call.g)
+    x, g = call.x, widened(call.g)
     axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
-    scales: list[float | None] = [None] * len(axes)
-    if factors is not None and factors.shape != (0,):
-        if (values := known_value(factors)) is None:
-            raise call.unsupported("its scales are computed; make them constants")
-        scales = values.tolist()
+    scales: list[float | None] = call.values(2, "scales").tolist() or [None] * len(axes)
     for axis, scale in zip(axes, scales, strict=True):
         n, m = x.shape[axis], call.y.shape[axis]
         # Exporters compute the sizes of all axes; the rows of a batch are not resized.
