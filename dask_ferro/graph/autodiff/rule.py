@@ -10,7 +10,7 @@ runs such nodes with several sizes in place of each unknown dimension: a value t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,10 @@ import onnx_ir as ir
 
 from dask_ferro.errors import UnsupportedOp
 from dask_ferro.graph.ir.onnx_inference import evaluated
-from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import fold, ints, moveaxis, reshape_like, shape_of
-from dask_ferro.graph.tensor.namespace import concat, expand_dims, zeros_like
-from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorSource, cast, constant_of, emit, widened
+from dask_ferro.graph.tensor.namespace import concat, zeros_like
+from dask_ferro.graph.tensor.statistical import reduce
+from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorSource, constant_of, emit
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +39,10 @@ _ARITHMETIC = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class GradientRequest:
-    """A node, the gradients of its outputs, and the index of the input to differentiate by."""
+    """A node, the gradients of its outputs, and the index of the input to differentiate by.
+
+    `g` and `y` are the gradient and the value of the first output, `x` is the input to differentiate by.
+    """
 
     node: Node
     grads: tuple[Tensor | None, ...]
@@ -48,37 +50,31 @@ class GradientRequest:
 
     @property
     def g(self) -> Tensor:
-        """The gradient of the first output."""
         return self.grads[0] if self.grads[0] is not None else zeros_like(self.y)
 
     @property
     def y(self) -> Tensor:
-        """The first output."""
         return self.output(0)
 
     @property
     def x(self) -> Tensor:
-        """The input to differentiate by."""
         return self.input(self.index)
 
     def output(self, i: int) -> Tensor:
-        """Return output `i`."""
         type_ = self.node.types[i]
         assert type_ is not None
         return Tensor(self.node, i, type_)
 
     def input(self, i: int) -> Tensor:
-        """Return input `i`, which is present."""
-        found = self.maybe(i)
-        assert found is not None
-        return found
+        x = self.maybe(i)
+        assert x is not None
+        return x
 
     def maybe(self, i: int) -> Tensor | None:
         """Return input `i`, or None if it is left out."""
         return self.node.inputs[i] if i < len(self.node.inputs) else None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute of the node."""
         return self.node.attribute(name, default)
 
     def constant(self, i: int, what: str) -> tuple[int, ...]:
@@ -94,7 +90,6 @@ class GradientRequest:
         return values
 
     def unsupported(self, reason: str) -> UnsupportedOp:
-        """Return the error for a gradient that is not defined here."""
         name = f" {self.node.name!r}" if self.node.name else ""
         return UnsupportedOp(f"no gradient of {self.node.op_type}{name}", [reason])
 
@@ -144,10 +139,7 @@ def _output(node: Node, size: int, known: dict[int, Array | None]) -> Array | No
 
 
 def summed_to(g: Tensor, x: Tensor) -> Tensor:
-    """Return `g` summed over the axes along which `x` was broadcast, in the shape of `x`.
-
-    Where both dimensions are known, or are of one name, the axes are; otherwise they are found at run time.
-    """
+    """Return `g` summed over the axes along which `x` was broadcast, in the shape of `x`."""
     # Equal None dimensions may still differ at run time, one of them being 1.
     if g.shape == x.shape and None not in x.shape:
         return g
@@ -172,29 +164,3 @@ def _summed_late(g: Tensor, x: Tensor) -> Tensor:
 def along(g: Tensor, axis: int, matrix: Tensor) -> Tensor:
     """Return the product of each vector of `g` along an axis and a matrix."""
     return moveaxis(moveaxis(g, axis, -1) @ matrix, -1, axis)
-
-
-def shared_over(g: Tensor, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return `g` divided by the number of elements that a reduction of `x` over `axes` combines.
-
-    A count need not fit into half precision (float16 ends at 65,504), so that is divided in float32.
-    """
-    wide = widened(g)
-    return cast(wide / count_over(x, axes, wide.type.dtype), g.type.dtype)
-
-
-def reduced_axes(call: GradientRequest) -> tuple[int, ...]:
-    """Return the axes that a reduction node reduces."""
-    rank = call.input(0).ndim
-    given = call.constant(1, "axes")
-    # No axes means all, unless the node says that it means none.
-    if not given:
-        return () if call.get("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(sorted(axis_of(axis, rank, call.node.op_type) for axis in given))
-
-
-def kept(call: GradientRequest, reduced: Tensor) -> Tensor:
-    """Return a reduction's result (or its gradient) with the reduced axes as ones, so that it broadcasts."""
-    if call.get("keepdims", 1):
-        return reduced
-    return expand_dims(reduced, axis=list(reduced_axes(call)))

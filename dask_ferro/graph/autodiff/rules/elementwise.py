@@ -20,12 +20,12 @@ _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def _times(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
-    """Return the row of a function of one input: its gradient is g times `derivative(x, call)`."""
+    """Return the row of a function of one input by its derivative."""
     return (lambda call: call.g * derivative(call.x, call),)
 
 
 def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
-    """Return the row of a function that is the identity where the condition holds, and constant elsewhere."""
+    """Return the row of the identity where a condition holds, and a constant elsewhere."""
     return (lambda call: xp.where(condition(call.x, call), call.g, 0.0),)
 
 
@@ -57,7 +57,7 @@ def _power_exponent(call: GradientRequest) -> Tensor:
 
 
 def _share(call: GradientRequest) -> Tensor:
-    """Return the gradient of a maximum or minimum: g for the input that attains it, split evenly among ties."""
+    # An input that attains the maximum or minimum has g, which ties share evenly.
     hits = [cast(x == call.y, call.g.type.dtype) for x in call.node.inputs if x is not None]
     return call.g * hits[call.index] / sum(hits[1:], start=hits[0])
 
