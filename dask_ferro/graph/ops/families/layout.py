@@ -12,16 +12,7 @@ from math import prod
 
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, keeps_sizes, rows_of
-from dask_ferro.graph.ops.labels import (
-    REDUCTIONS,
-    Dims,
-    Rule,
-    TypedNode,
-    aligned,
-    all_but,
-    names,
-    without,
-)
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, aligned, all_but, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # Where exporters write "to the end", they write at least this.
