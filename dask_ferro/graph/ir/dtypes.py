@@ -58,7 +58,7 @@ _INTEGERS = frozenset(d.numpy() for d in TENSOR - {D.STRING} if d.is_integer())
 
 
 def is_integer(dtype: np.dtype[np.generic]) -> bool:
-    """Return whether arrays of a dtype hold whole numbers, those of 4 and 2 bits included."""
+    """Return whether arrays of a dtype hold whole numbers, of 4 and 2 bits too."""
     return dtype in _INTEGERS
 
 

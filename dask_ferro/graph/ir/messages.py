@@ -29,7 +29,7 @@ def domain_of(domain: str) -> str:
 
 
 def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
-    """Return the bodies of `node`: the graphs in its attributes."""
+    """Return the graphs in the attributes of `node`."""
     attributes = node.attribute
     # Most nodes have none; every step of loading calls this for every node.
     if not attributes:
@@ -62,7 +62,6 @@ def external_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
 
 
 def captured(node: onnx.NodeProto) -> set[str]:
-    """Return the names that the bodies of `node` capture."""
     names: set[str] = set()
     for body in bodies(node):
         names |= free(body)
@@ -91,7 +90,6 @@ def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of declared values and of initializers, by name."""
     found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
     for tensor in graph.initializer:
         found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
@@ -99,7 +97,6 @@ def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
 
 
 def all_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of the values of `graph` and of its bodies, by name."""
     return dict(chain.from_iterable(types_of(each).items() for each in all_graphs(graph)))
 
 

@@ -35,13 +35,7 @@ Row: TypeAlias = Callable[[Attributes, int, Shape, Sequence[Shape | None]], Made
 
 
 def add_types(graph: onnx.GraphProto) -> bool:
-    """Add the output types of the nodes that ONNX's inference leaves out, where their input types are known.
-
-    Returns
-    -------
-    bool
-        Whether there were any.
-    """
+    """Add output types that ONNX's inference leaves out, where input types are known; return whether there were any."""
     types, added = types_of(graph), False
     infos = {info.name: info for info in [*graph.value_info, *graph.output]}
     for node in graph.node:
@@ -88,7 +82,6 @@ def _complete(info: onnx.ValueInfoProto, dtype: int, shape: Shape) -> bool:
 
 
 def _records(shape: Shape) -> Dim:
-    """Return the number of rows of a table of this shape."""
     return shape[0] if len(shape) > 1 else 1
 
 
@@ -101,12 +94,12 @@ def _floats(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[S
 
 
 def _scores(columns: Callable[[Attributes], Dim]) -> Row:
-    """Return a rule: a row of `columns` floats for each row of the input."""
+    """Return the rule of a row of `columns` floats for each row of the input."""
     return lambda attributes, dtype, shape, _: ((TensorProto.FLOAT, (_records(shape), columns(attributes))),)
 
 
 def _classified(columns: Callable[[Attributes], Dim]) -> Row:
-    """Return a rule: a label and a row of `columns` scores for each row of the input."""
+    """Return the rule of a label and a row of `columns` scores for each row of the input."""
 
     def row(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Made:
         label = TensorProto.STRING if attributes.get("classlabels_strings") else TensorProto.INT64
