@@ -21,34 +21,10 @@ from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import argument, asarray, emit
 from tests.each import every
-from tests.graph.tensor.runs import by_reference, computed, values
+from tests.graph.tensor.runs import by_reference, values
 from tests.graphs import written
 
 from .gradient_cases import Case, normal, whole
-
-STEP = 1e-6  # of central differences: their error is about 1e-9 here
-
-
-def differences(
-    model: ir.Model, feeds: dict[str, np.ndarray], weigh: Any, names: Any = None
-) -> dict[str, np.ndarray]:
-    """Central differences of weigh(outputs) by every element of the inputs `names`, or of all."""
-
-    def loss(name: str, x: np.ndarray) -> float:
-        return float(weigh(computed(model, feeds | {name: x})))
-
-    found = {}
-    for name in names or feeds:
-        x = feeds[name]
-        slopes = np.zeros_like(x)
-        for at in np.ndindex(*x.shape):
-            up, down = x.copy(), x.copy()
-            up[at] += STEP
-            down[at] -= STEP
-            slopes[at] = (loss(name, up) - loss(name, down)) / (2 * STEP)
-        found[name] = slopes
-    return found
-
 
 # ---- the table ---------------------------------------------------------------------------------------------
 
