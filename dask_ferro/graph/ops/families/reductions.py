@@ -47,18 +47,6 @@ def _arg(o: TypedNode) -> Rule:
     return Rule((without(dims, axes),), (kept,))
 
 
-def _loss(o: TypedNode) -> Rule | None:
-    """Batch and the dimensions behind the classes; a mean only where each element counts the same."""
-    scores = without(names(o.rank()), (1,))
-    labels = dropped(scores, (1,))
-    kind = str(o.attribute("reduction", "mean"))
-    if kind == "mean" and (o.has(2) or "ignore_index" in o.node.attributes):
-        return None
-    loss = labels if kind == "none" else ()
-    outputs = (loss, scores)[: len(o.node.outputs)]
-    return Rule((scores, labels), outputs, None if kind == "none" else kind)
-
-
 # Rows of a batch.
 
 
@@ -88,7 +76,7 @@ TABLE: Mapping[str, OpFacts] = {
     "CumSum": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1), (0,)), row_states=_running),
     "CumProd": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1)), row_states=_running),
     "TopK": OpFacts(sorting, labels=all_but(lambda o: (o.axis(-1),))),
-    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss),
-    "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss),
+    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP)),
+    "NegativeLogLikelihoodLoss": OpFacts(per_input(2)),
     "TfIdfVectorizer": OpFacts(per_input(1)),
 }
