@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.tensor.namespace import concat, split, stack, tanh, unstack, zeros_like
+from dask_ferro.graph.tensor.nn.activations import sigmoid
 from dask_ferro.graph.tensor.tensor import Tensor, elementwise
 
 State = tuple[Tensor, ...]
@@ -17,10 +18,6 @@ State = tuple[Tensor, ...]
 Step = Callable[[Tensor, State], State]
 
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-
-
-def _sigmoid(x: Tensor) -> Tensor:
-    return elementwise("Sigmoid", x)
 
 
 def _cut(x: Tensor, shares: Sequence[int]) -> tuple[Tensor, ...]:
@@ -43,7 +40,7 @@ def _gru(call: GradientRequest, r: Tensor, b: Tensor) -> Step:
 
     def step(x: Tensor, state: State) -> State:
         (h,), (x_gates, x_new) = state, _cut(x, (2, 1))
-        update, reset = _cut(_sigmoid(x_gates + h @ r_gates + b_gates), (1, 1))
+        update, reset = _cut(sigmoid(x_gates + h @ r_gates + b_gates), (1, 1))
         # PyTorch and cuDNN reset after the product, ONNX by default before it.
         is_after = call.get("linear_before_reset", 0)
         candidate = reset * (h @ r_new + b_new) if is_after else (reset * h) @ r_new + b_new
@@ -56,8 +53,8 @@ def _lstm(call: GradientRequest, r: Tensor, b: Tensor) -> Step:
     def step(x: Tensor, state: State) -> State:
         h, c = state
         i, o, f, new = _cut(x + h @ r + b, (1, 1, 1, 1))
-        c = _sigmoid(f) * c + _sigmoid(i) * tanh(new)
-        return _sigmoid(o) * tanh(c), c
+        c = sigmoid(f) * c + sigmoid(i) * tanh(new)
+        return sigmoid(o) * tanh(c), c
 
     return step
 
