@@ -126,11 +126,11 @@ class Inference:
     def _inputs_alone(self) -> dict[str, ValueType]:
         """The declared types without the shapes of node outputs."""
         graphs = list(self._model.graphs())
-        kept = {
+        entries = {
             value.name
             for value in chain(self._model.graph.inputs, *(g.initializers.values() for g in graphs))
         }
-        return {n: t if n in kept else t._replace(shape=None) for n, t in self._declared.items()}
+        return {n: t if n in entries else t._replace(shape=None) for n, t in self._declared.items()}
 
 
 # Types, from ONNX's messages and from the graph's values.

@@ -90,10 +90,10 @@ def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
+    types = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
     for tensor in graph.initializer:
-        found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-    return found
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return types
 
 
 def all_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
@@ -109,12 +109,12 @@ def holds_map(type_: onnx.TypeProto) -> bool:
 
 def take_maps(graph: onnx.GraphProto) -> dict[str, bytes]:
     """Remove types with maps, which onnx_ir cannot hold, from `graph`; return them for `TYPE_PROTO`."""
-    taken = {}
+    maps = {}
     for info in [*graph.input, *graph.value_info, *graph.output]:
         if holds_map(info.type):
-            taken[info.name] = info.type.SerializeToString()
+            maps[info.name] = info.type.SerializeToString()
             info.ClearField("type")
-    return taken
+    return maps
 
 
 # Messages without weights.

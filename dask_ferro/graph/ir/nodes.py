@@ -64,8 +64,8 @@ def type_of(value: ir.Value, types: Types) -> ValueType:
 
 def attribute_of(node: ir.Node, name: str, default: T) -> T:
     """Return the value of an attribute; `default` where it is left out, or a reference to a function's."""
-    found = node.attributes.get(name)
-    value: T = default if found is None or found.is_ref() or found.value is None else found.value
+    entry = node.attributes.get(name)
+    value: T = default if entry is None or entry.is_ref() or entry.value is None else entry.value
     return value
 
 
@@ -152,8 +152,8 @@ class Operands:
 
     def length(self, name: str) -> int:
         """Return how many elements a list or tensor attribute holds."""
-        found = self.attribute(name, ())
-        return int(found.size) if hasattr(found, "size") else len(found)
+        value = self.attribute(name, ())
+        return int(value.size) if hasattr(value, "size") else len(value)
 
     def _input(self, position: int) -> ir.Value | None:
         return input_of(self.node, position)

@@ -64,8 +64,8 @@ def _window(o: TypedNode) -> range:
 
 def _largest(o: TypedNode) -> Rule | None:
     """MaxPool: its indices count through the whole tensor, so they have no labels."""
-    found = all_but(_window)(o)
-    return found and found._replace(outputs=found.outputs[:1])
+    rule = all_but(_window)(o)
+    return rule and rule._replace(outputs=rule.outputs[:1])
 
 
 # Rows of a batch.

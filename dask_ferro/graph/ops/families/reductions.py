@@ -28,23 +28,23 @@ def _reduction(reduction: str | None = None, *linear: tuple[int, ...], commutes:
     """All dimensions; a reduced one is split if the results of its parts can be reduced again."""
 
     def labels(o: TypedNode) -> Rule | None:
-        given = o.constant(1) if o.has(1) else tuple(o.attribute("axes", ()))
-        if given is None or (not given and o.attribute("noop_with_empty_axes", 0)):
+        listed = o.constant(1) if o.has(1) else tuple(o.attribute("axes", ()))
+        if listed is None or (not listed and o.attribute("noop_with_empty_axes", 0)):
             return None
         dims = names(o.rank())
-        axes = [axis % o.rank() for axis in given] or range(o.rank())
-        kept = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
+        axes = [axis % o.rank() for axis in listed] or range(o.rank())
+        result = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
         if reduction == "mean" and not o.is_float():
-            return Rule((dims,), (kept,))
-        return Rule((dims,), (kept,), reduction, linear, tuple(commutes.split()))
+            return Rule((dims,), (result,))
+        return Rule((dims,), (result,), reduction, linear, tuple(commutes.split()))
 
     return labels
 
 
 def _arg(o: TypedNode) -> Rule:
     dims, axes = names(o.rank()), (o.axis(0),)
-    kept = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
-    return Rule((without(dims, axes),), (kept,))
+    result = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
+    return Rule((without(dims, axes),), (result,))
 
 
 # Rows of a batch.
