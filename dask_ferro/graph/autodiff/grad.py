@@ -101,7 +101,7 @@ def _pull_back(
     """
     nodes = reached([y for y, _ in seeds])
     # Nodes off every path from a source get no gradient nodes at all.
-    moving = _moving(nodes, {x.key for x in sources}, ends)
+    moving = _dependents(nodes, {x.key for x in sources}, ends)
     grads: dict[Key, Tensor] = {}
     for y, seed in seeds:
         if y.key in moving:
@@ -119,7 +119,7 @@ def _outputs(node: Node) -> list[Key]:
     return [(node.number, i) for i in range(len(node.types))]
 
 
-def _moving(nodes: Iterable[Node], sources: Set[Key], ends: Set[Key]) -> set[Key]:
+def _dependents(nodes: Iterable[Node], sources: Set[Key], ends: Set[Key]) -> set[Key]:
     """Return the tensors that depend on a source."""
     moving = set(sources)
     for node in nodes:
@@ -142,7 +142,7 @@ def _differentiate(
     if not node.domain and node.op_type in EXPANSIONS:
         _expand(call, {call.input(i).key: call.input(i) for i in indices}, grads)
     else:
-        terms = [_rule_for(node, i)(replace(call, index=i)) for i in indices]
+        terms = [_find_rule(node, i)(replace(call, index=i)) for i in indices]
         for i, g in zip(indices, terms, strict=True):
             _add(grads, call.input(i).key, g)
 
@@ -163,7 +163,7 @@ def _add(grads: dict[Key, Tensor], key: Key, g: Tensor) -> None:
     grads[key] = grads[key] + g if key in grads else g
 
 
-def _rule_for(node: Node, index: int) -> Rule:
+def _find_rule(node: Node, index: int) -> Rule:
     row = RULES.get(node.op_type) if not node.domain else None
     rule = row[min(index, len(row) - 1)] if row else None
     if rule is not None:

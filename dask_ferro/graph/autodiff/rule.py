@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import UnsupportedOp
-from dask_ferro.graph.ir.onnx_inference import evaluated
+from dask_ferro.graph.ir.onnx_inference import evaluate
 from dask_ferro.graph.tensor.manipulation import fold, ints, moveaxis, reshape_like, shape_of
 from dask_ferro.graph.tensor.namespace import concat, zeros_like
 from dask_ferro.graph.tensor.statistical import reduce
@@ -135,23 +135,23 @@ def _output(node: Node, size: int, known: dict[int, Array | None]) -> Array | No
     names = [None if x is None else ir.Value(name=f"x{i}") for i, x in enumerate(node.inputs)]
     attributes = ir.convenience.convert_attributes(node.attributes)
     step = ir.Node("", node.op_type, names, attributes, outputs=[ir.Value(name="y")])
-    return evaluated(ir.serde.serialize_node(step), inputs, node.opset)
+    return evaluate(ir.serde.serialize_node(step), inputs, node.opset)
 
 
-def summed_to(g: Tensor, x: Tensor) -> Tensor:
+def sum_to(g: Tensor, x: Tensor) -> Tensor:
     """Return `g` summed over the axes along which `x` was broadcast, in the shape of `x`."""
     # Equal None dimensions may still differ at run time, one of them being 1.
     if g.shape == x.shape and None not in x.shape:
         return g
     extra = g.ndim - x.ndim
     if None in x.shape:
-        return _summed_late(g, x)
+        return _sum_late(g, x)
     total = reduce("ReduceSum", g, range(extra), keepdims=False)
     stretched = [i for i, (n, m) in enumerate(zip(total.shape, x.shape, strict=True)) if m == 1 and n != 1]
     return reduce("ReduceSum", total, stretched, keepdims=True)
 
 
-def _summed_late(g: Tensor, x: Tensor) -> Tensor:
+def _sum_late(g: Tensor, x: Tensor) -> Tensor:
     shape = concat([ints([1] * (g.ndim - x.ndim)), shape_of(x)]) if g.ndim > x.ndim else shape_of(x)
     # The axes to sum are those of size 1, which only the run knows; an empty list sums nothing.
     axes = fold(emit("NonZero", [shape == 1], (1, None), shape.type.dtype), (-1,))
@@ -161,6 +161,6 @@ def _summed_late(g: Tensor, x: Tensor) -> Tensor:
     return reshape_like(total, x) if g.ndim > x.ndim else known
 
 
-def along(g: Tensor, axis: int, matrix: Tensor) -> Tensor:
+def multiply_along(g: Tensor, axis: int, matrix: Tensor) -> Tensor:
     """Return the product of each vector of `g` along an axis and a matrix."""
     return moveaxis(moveaxis(g, axis, -1) @ matrix, -1, axis)

@@ -236,10 +236,10 @@ def _value(node: onnx.NodeProto, known: Mapping[str, Ints], opset: int) -> Ints 
         return numpy_helper.to_array(tensor) if tensor is not None and _is_small(tensor) else None
     if node.op_type not in _FOLDABLE or not node.input or any(name not in known for name in node.input):
         return None
-    return evaluated(node, {name: known[name] for name in node.input}, opset)
+    return evaluate(node, {name: known[name] for name in node.input}, opset)
 
 
-def evaluated(node: onnx.NodeProto, inputs: Mapping[str, Ints], opset: int) -> Ints | None:
+def evaluate(node: onnx.NodeProto, inputs: Mapping[str, Ints], opset: int) -> Ints | None:
     """Return the only output of a node by ONNX's reference; None if there is none, or it is larger than a shape."""
     # Imported on use: it takes a tenth of a second, and few graphs have such nodes.
     from onnx.reference import ReferenceEvaluator

@@ -13,7 +13,7 @@ import numpy as np
 
 from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.autodiff.rules.recurrent import recurrent
-from dask_ferro.graph.autodiff.rules.reductions import standardized
+from dask_ferro.graph.autodiff.rules.reductions import standardize
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import fold, ints, reshape_like
@@ -31,7 +31,7 @@ def _batch(call: GradientRequest) -> Tensor:
     if not call.get("training_mode", 0):
         factor = scale / xp.sqrt(variance + epsilon)
         return (x - per_channel(center, x)) * per_channel(factor, x) + per_channel(bias, x)
-    z, _ = standardized(x, (0, *range(2, x.ndim)), epsilon)
+    z, _ = standardize(x, (0, *range(2, x.ndim)), epsilon)
     return cast(z * per_channel(widened(scale), x) + per_channel(widened(bias), x), x.type.dtype)
 
 
@@ -41,7 +41,7 @@ def _group(call: GradientRequest) -> Tensor:
     if call.node.op_type == "GroupNormalization" and call.node.opset < 21:
         raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
     parts = fold(x, (0, groups if isinstance(groups, int) else 0, -1))
-    wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
+    wide, _ = standardize(parts, (2,), call.get("epsilon", 1e-5))
     z = reshape_like(cast(wide, x.type.dtype), x)
     return z * per_channel(call.input(1), x) + per_channel(call.input(2), x)
 
@@ -53,7 +53,7 @@ def _rms(call: GradientRequest) -> Tensor:
     return cast(z, scale.type.dtype) * scale
 
 
-def _across_channels(call: GradientRequest) -> Tensor:
+def _local_response(call: GradientRequest) -> Tensor:
     x, channels, size = call.input(0), call.input(0).shape[1], int(call.get("size"))
     if not isinstance(channels, int):
         raise call.unsupported(f"the channels of {x!r} are not known; give them")
@@ -66,11 +66,11 @@ def _across_channels(call: GradientRequest) -> Tensor:
     return x / (bias + total * (alpha / size)) ** power
 
 
-def _over_space(call: GradientRequest) -> tuple[int, ...]:
+def _spatial_axes(call: GradientRequest) -> tuple[int, ...]:
     return tuple(range(2, call.input(0).ndim))
 
 
-def _with_heads(x: Tensor, heads: int) -> Tensor:
+def _split_heads(x: Tensor, heads: int) -> Tensor:
     """Return (batch, sequence, heads * size) as (batch, heads, sequence, size), which a 4-D input has already."""
     return x if x.ndim == 4 else xp.permute_dims(fold(x, (0, 0, heads, -1)), (0, 2, 1, 3))
 
@@ -79,8 +79,8 @@ def _attention(call: GradientRequest) -> Tensor:
     windows = [call.get(name, -1) for name in ("left_window_size", "right_window_size")]
     if any(call.maybe(i) is not None for i in (4, 5, 6)) or any(window >= 0 for window in windows):
         raise call.unsupported("it has a cache of keys, or a window; use `nn.scaled_dot_product_attention`")
-    q = _with_heads(call.input(0), int(call.get("q_num_heads", 0)))
-    k, v = (_with_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
+    q = _split_heads(call.input(0), int(call.get("q_num_heads", 0)))
+    k, v = (_split_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
     heads, shared, size = q.shape[1], k.shape[1], q.shape[3]
     if not (isinstance(heads, int) and isinstance(shared, int) and isinstance(size, int)):
         raise call.unsupported("its heads and their size are not known; give them")
@@ -141,9 +141,9 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "InstanceNormalization": _group,
     "GroupNormalization": _group,
     "RMSNormalization": _rms,
-    "LRN": _across_channels,
-    "GlobalAveragePool": lambda c: xp.mean(c.input(0), axis=_over_space(c), keepdims=True),
-    "GlobalMaxPool": lambda c: xp.max(c.input(0), axis=_over_space(c), keepdims=True),
+    "LRN": _local_response,
+    "GlobalAveragePool": lambda c: xp.mean(c.input(0), axis=_spatial_axes(c), keepdims=True),
+    "GlobalMaxPool": lambda c: xp.max(c.input(0), axis=_spatial_axes(c), keepdims=True),
     "Attention": _attention,
     **dict.fromkeys(("RNN", "GRU", "LSTM"), recurrent),
 }

@@ -8,22 +8,22 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.rule import GradientRequest, Row, along, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, multiply_along, sum_to
 from dask_ferro.graph.tensor import manipulation as xp
 from dask_ferro.graph.tensor.dims import is_static, sizes
 from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, constant_of, emit, emit_all
 
 
-def _reshaped(call: GradientRequest) -> Tensor:
+def _reshape(call: GradientRequest) -> Tensor:
     return xp.reshape_like(call.g, call.x)
 
 
-def _transposed(call: GradientRequest) -> Tensor:
+def _transpose(call: GradientRequest) -> Tensor:
     order = call.get("perm") or list(range(call.x.ndim))[::-1]
     return xp.permute_dims(call.g, [int(i) for i in np.argsort(order)])
 
 
-def _joined(call: GradientRequest) -> Tensor:
+def _concat(call: GradientRequest) -> Tensor:
     axis, parts = call.get("axis"), [x for x in call.node.inputs if x is not None]
     dims = [part.shape[axis] for part in parts]
     each = [xp.size_of(part, axis % part.ndim) for part in parts]
@@ -32,7 +32,7 @@ def _joined(call: GradientRequest) -> Tensor:
     return emit_all("Split", [call.g, lengths], types, axis=axis)[call.index]
 
 
-def _cut_apart(call: GradientRequest) -> Tensor:
+def _split(call: GradientRequest) -> Tensor:
     pieces = [xp.zeros_like(call.output(i)) if g is None else g for i, g in enumerate(call.grads)]
     # A Split into one piece is the identity, and Concat of one piece would only copy.
     if len(pieces) == 1:
@@ -40,7 +40,7 @@ def _cut_apart(call: GradientRequest) -> Tensor:
     return emit("Concat", pieces, call.x.shape, axis=call.get("axis", 0))
 
 
-def _sliced(call: GradientRequest) -> Tensor:
+def _slice(call: GradientRequest) -> Tensor:
     x, starts, ends = call.x, call.constant(1, "starts"), call.constant(2, "ends")
     axes = call.constant(3, "axes") or tuple(range(len(starts)))
     steps = call.constant(4, "steps") or (1,) * len(starts)
@@ -54,7 +54,7 @@ def _sliced(call: GradientRequest) -> Tensor:
         reads.append(xp.take(reads[-1], at, axis=axis))
     g = call.g
     for read, axis in zip(reversed(reads[:-1]), reversed(places), strict=True):
-        g = _scattered(read, axis, places[axis], g)
+        g = _scatter(read, axis, places[axis], g)
     return g
 
 
@@ -70,15 +70,15 @@ def _slice_pads(x: Tensor, cuts: dict[int, slice]) -> list[int] | None:
     return before + after
 
 
-def _padded(call: GradientRequest) -> Tensor:
+def _pad(call: GradientRequest) -> Tensor:
     if call.get("mode", "constant") != "constant":
-        return _copied_back(call)
+        return _pad_copies(call)
     pads, axes = -call.input(1), call.maybe(3)
     inputs = [call.g, pads] if axes is None else [call.g, pads, None, axes]
     return emit("Pad", inputs, call.x.shape)
 
 
-def _copied_back(call: GradientRequest) -> Tensor:
+def _pad_copies(call: GradientRequest) -> Tensor:
     """Return the gradient of a Pad that repeats elements: a product with the matrix of the copies, along each axis."""
     x, g, pads = call.x, call.g, call.constant(1, "pads")
     axes = [axis % x.ndim for axis in call.constant(3, "axes") or range(x.ndim)]
@@ -91,7 +91,7 @@ def _copied_back(call: GradientRequest) -> Tensor:
                 f"its width is below 0, or dimension {axis} of {x!r} is not known; give its size"
             )
         copies = np.pad(np.eye(size, dtype=g.dtype), [(0, 0), tuple(widths)], mode=call.get("mode"))
-        g = along(g, axis, asarray(copies.T))
+        g = multiply_along(g, axis, asarray(copies.T))
     return g
 
 
@@ -105,7 +105,7 @@ def _space_to_depth(call: GradientRequest) -> Tensor:
     return xp.reshape_like(blocks, call.x)
 
 
-def _dropped(call: GradientRequest) -> Tensor:
+def _dropout(call: GradientRequest) -> Tensor:
     mode = constant_of(call.maybe(2))
     if call.maybe(2) is not None and (mode is None or bool(mode)):
         raise call.unsupported("it is in training mode; multiply by a mask of your own instead")
@@ -115,7 +115,7 @@ def _dropped(call: GradientRequest) -> Tensor:
 # ---- reads and writes by indices: a read goes back through a scatter that adds ---------------------------------
 
 
-def _scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
+def _scatter(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
     """Return zeros like `x` with g added at `indices` of an axis; g has the dimensions of `indices` in its place."""
     rank = indices.ndim
     order = [axis + i for i in range(rank)] + [i for i in range(g.ndim) if not axis <= i < axis + rank]
@@ -125,12 +125,12 @@ def _scattered(x: Tensor, axis: int, indices: Tensor, g: Tensor) -> Tensor:
     return xp.moveaxis(added, 0, axis) if axis else added
 
 
-def _added(call: GradientRequest, places: Tensor, axis: int) -> Tensor:
+def _scatter_elements(call: GradientRequest, places: Tensor, axis: int) -> Tensor:
     inputs = [xp.zeros_like(call.x), places, call.g]
     return emit("ScatterElements", inputs, call.x.shape, axis=axis, reduction="add")
 
 
-def _gathered_nd(call: GradientRequest) -> Tensor:
+def _gather_nd(call: GradientRequest) -> Tensor:
     if call.get("batch_dims", 0):
         raise call.unsupported("it has batch_dims; write them as indices")
     inputs = [xp.zeros_like(call.x), call.input(1), call.g]
@@ -163,26 +163,26 @@ def _scatter_updates(call: GradientRequest) -> Tensor:
 
 TABLE: dict[str, Row] = {
     "Identity": (lambda c: c.g,),
-    "Dropout": (_dropped, None),
+    "Dropout": (_dropout, None),
     "Cast": (lambda c: cast(c.g, c.x.type.dtype),),
     "CastLike": (lambda c: cast(c.g, c.x.type.dtype), None),
-    "Reshape": (_reshaped, None),
-    "Flatten": (_reshaped,),
-    "Squeeze": (_reshaped, None),
-    "Unsqueeze": (_reshaped, None),
-    "Transpose": (_transposed,),
-    "Expand": (lambda c: summed_to(c.g, c.x), None),
-    "Concat": (_joined,),
-    "Split": (_cut_apart, None),
-    "Slice": (_sliced, None),
-    "Pad": (_padded, None),
+    "Reshape": (_reshape, None),
+    "Flatten": (_reshape,),
+    "Squeeze": (_reshape, None),
+    "Unsqueeze": (_reshape, None),
+    "Transpose": (_transpose,),
+    "Expand": (lambda c: sum_to(c.g, c.x), None),
+    "Concat": (_concat,),
+    "Split": (_split, None),
+    "Slice": (_slice, None),
+    "Pad": (_pad, None),
     "DepthToSpace": (_space_to_depth,),
     "SpaceToDepth": (lambda c: emit("DepthToSpace", [c.g], c.x.shape, blocksize=c.get("blocksize")),),
     "Trilu": (lambda c: emit("Trilu", [c.g, c.maybe(1)], c.g.shape, upper=c.get("upper", 1)), None),
-    "Gather": (lambda c: _scattered(c.x, c.get("axis", 0) % c.x.ndim, c.input(1), c.g), None),
-    "GatherElements": (lambda c: _added(c, c.input(1), c.get("axis", 0)), None),
-    "GatherND": (_gathered_nd, None),
+    "Gather": (lambda c: _scatter(c.x, c.get("axis", 0) % c.x.ndim, c.input(1), c.g), None),
+    "GatherElements": (lambda c: _scatter_elements(c, c.input(1), c.get("axis", 0)), None),
+    "GatherND": (_gather_nd, None),
     "ScatterElements": (_scatter_data, None, _scatter_updates),
     "ScatterND": (_scatter_data, None, _scatter_updates),
-    "TopK": (lambda c: _added(c, c.output(1), c.get("axis", -1)), None),
+    "TopK": (lambda c: _scatter_elements(c, c.output(1), c.get("axis", -1)), None),
 }

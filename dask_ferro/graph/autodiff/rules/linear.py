@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.rule import GradientRequest, Row, along, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, multiply_along, sum_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
 from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like, sliced
@@ -26,7 +26,7 @@ from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, em
 # ---- matrices ----------------------------------------------------------------------------------------------
 
 
-def _as_matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
+def _matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
     """Return both factors and g with at least two dimensions each."""
     a, b, g = call.input(0), call.input(1), call.g
     # numpy's matmul adds a dimension to a vector and drops it from the result; so does this.
@@ -38,16 +38,16 @@ def _as_matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _left_factor(call: GradientRequest) -> Tensor:
-    a, b, g = _as_matrices(call)
-    return reshape_like(summed_to(g @ b.mT, a), call.x)
+    a, b, g = _matrices(call)
+    return reshape_like(sum_to(g @ b.mT, a), call.x)
 
 
 def _right_factor(call: GradientRequest) -> Tensor:
-    a, b, g = _as_matrices(call)
+    a, b, g = _matrices(call)
     if b.ndim == 2 and a.ndim > 2:
         # The gradient of a weight is one product over the rows of all batches, not a sum of products.
         a, g = _rows(a), _rows(g)
-    return reshape_like(summed_to(a.mT @ g, b), call.x)
+    return reshape_like(sum_to(a.mT @ g, b), call.x)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -64,10 +64,10 @@ def _gemm(call: GradientRequest) -> Tensor:
     i, is_transposed = call.index, (call.get("transA", 0), call.get("transB", 0))
     other = call.input(1 - i) if is_transposed[1 - i] else call.input(1 - i).mT
     product = call.g @ other if i == 0 else other @ call.g
-    return _scaled(product.mT if is_transposed[i] else product, call.get("alpha", 1.0))
+    return _scale(product.mT if is_transposed[i] else product, call.get("alpha", 1.0))
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
+def _scale(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
@@ -85,7 +85,7 @@ def _einsum(call: GradientRequest) -> Tensor:
     equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in shared)
     shape = tuple(broadcast(dims[own[i]], "Einsum")[0] for i in shared)
     g = emit("Einsum", [y for _, y in factors], shape, equation=equation)
-    g = summed_to(expand_dims(g, axis=[i for i in range(x.ndim) if i not in shared]), x)
+    g = sum_to(expand_dims(g, axis=[i for i in range(x.ndim) if i not in shared]), x)
     return g if g.shape == x.shape and len(shared) == x.ndim else broadcast_like(g, x)
 
 
@@ -107,7 +107,7 @@ def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
     return spelled, dots + "".join(alone)
 
 
-def _turned_back(call: GradientRequest) -> Tensor:
+def _rotate_back(call: GradientRequest) -> Tensor:
     """Return g turned by the opposite angles: each pair of features is a product with a rotation."""
     inputs = [call.g, call.input(1), -call.input(2), call.maybe(3)]
     return emit("RotaryEmbedding", inputs, call.x.shape, opset=call.node.opset, **call.node.attributes)
@@ -162,7 +162,7 @@ def _conv_transpose_window(call: GradientRequest) -> list[_Axis]:
     return _window(call, _space(call.input(1), call), _space(call.y, call), _space(call.input(0), call))
 
 
-def _slid(
+def _slide(
     op_type: str, call: GradientRequest, x: Tensor, w: Tensor, shape: Shape, window: list[_Axis], **more: Any
 ) -> Tensor:
     """Return a convolution, or a transposed one, in groups as the node has them."""
@@ -171,37 +171,35 @@ def _slid(
     return emit(op_type, [x, w], shape, group=call.get("group", 1), **geometry)
 
 
-def _transposed_conv(
-    call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, window: list[_Axis]
-) -> Tensor:
+def _transpose_conv(call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, window: list[_Axis]) -> Tensor:
     """Return the gradient of a convolution's input, which has a shape: `g` spread over it."""
     axes = zip(sizes(shape[2:]), _space(g, call), window, strict=True)
     extra = [n + a.before + a.after - (count - 1) * a.stride - a.reach for n, count, a in axes]
     # With ceil_mode the last window may end behind the padding.
     padded = [a._replace(after=a.after + max(-e, 0)) for a, e in zip(window, extra, strict=True)]
     rest = [max(e, 0) for e in extra]
-    return _slid("ConvTranspose", call, g, w, shape, padded, output_padding=rest)
+    return _slide("ConvTranspose", call, g, w, shape, padded, output_padding=rest)
 
 
 def _conv(call: GradientRequest, x: Tensor, w: Tensor, window: list[_Axis]) -> Tensor:
     axes = zip(_space(x, call), _space(w, call), window, strict=True)
     space = [window_size(n, m, a.stride, (a.before, a.after), a.dilation, "Conv") for n, m, a in axes]
-    return _slid("Conv", call, x, w, (x.shape[0], w.shape[0], *space), window)
+    return _slide("Conv", call, x, w, (x.shape[0], w.shape[0], *space), window)
 
 
-def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
+def _crop(x: Tensor, space: Sequence[Dim]) -> Tensor:
     """Return the first elements of every spatial axis: strides leave a rest that is in no window."""
     cuts = {2 + i: slice(0, n) for i, n in enumerate(space) if isinstance(n, int) and x.shape[2 + i] != n}
     return sliced(x, cuts)
 
 
-def _weight_of(call: GradientRequest, x: Tensor, g: Tensor, window: list[_Axis]) -> Tensor:
+def _conv_weight(call: GradientRequest, x: Tensor, g: Tensor, window: list[_Axis]) -> Tensor:
     """Return the gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
     # In the gradient of a weight the output positions are the taps: strides become dilations, and back.
     swapped = [a._replace(stride=a.dilation, dilation=a.stride) for a in window]
     kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
     product = _conv(call, _channels_first(call, x), kernel, swapped)
-    return permute_dims(_cut_to(product, [a.kernel for a in window]), [1, 0, *range(2, g.ndim)])
+    return permute_dims(_crop(product, [a.kernel for a in window]), [1, 0, *range(2, g.ndim)])
 
 
 def _channels_first(call: GradientRequest, x: Tensor) -> Tensor:
@@ -216,7 +214,7 @@ def _channels_first(call: GradientRequest, x: Tensor) -> Tensor:
     return fold(permute_dims(parts, [2, 1, 0, *range(3, parts.ndim)]), (channels // group, -1, *space))
 
 
-def _per_channel(call: GradientRequest) -> Tensor:
+def _bias(call: GradientRequest) -> Tensor:
     return call.g.sum(axis=[0, *range(2, call.g.ndim)])
 
 
@@ -247,7 +245,7 @@ def _average_pool(call: GradientRequest) -> Tensor:
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     planes = fold(shared, (-1, 1, *counts))
     ones = asarray(np.ones((1, 1, *(a.kernel for a in window)), call.g.dtype))
-    spread = _transposed_conv(call, planes, ones, (*planes.shape[:2], *space), window)
+    spread = _transpose_conv(call, planes, ones, (*planes.shape[:2], *space), window)
     return reshape_like(spread, call.x)
 
 
@@ -266,7 +264,7 @@ def _counts(
 # ---- resizing ----------------------------------------------------------------------------------------------
 
 
-def _resized(call: GradientRequest) -> Tensor:
+def _resize(call: GradientRequest) -> Tensor:
     """Return g times the matrix of the resize of each axis: a Resize is linear along each."""
     mode = call.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -282,7 +280,7 @@ def _resized(call: GradientRequest) -> Tensor:
             continue
         if not isinstance(n, int) or not isinstance(m, int):
             raise call.unsupported(f"sizes of {x!r} or {call.y!r} are not known; give them")
-        g = along(g, axis, _resize_matrix(call, n, m, scale, g.dtype).mT)
+        g = multiply_along(g, axis, _resize_matrix(call, n, m, scale, g.dtype).mT)
     return cast(g, x.type.dtype)
 
 
@@ -299,20 +297,20 @@ def _resize_matrix(
 
 TABLE: dict[str, Row] = {
     "MatMul": (_left_factor, _right_factor),
-    "Gemm": (_gemm, _gemm, lambda c: _scaled(summed_to(c.g, c.x), c.get("beta", 1.0))),
+    "Gemm": (_gemm, _gemm, lambda c: _scale(sum_to(c.g, c.x), c.get("beta", 1.0))),
     "Einsum": (_einsum,),
-    "RotaryEmbedding": (_turned_back, None, None, None),
+    "RotaryEmbedding": (_rotate_back, None, None, None),
     "Conv": (
-        lambda c: _transposed_conv(c, c.g, c.input(1), c.x.shape, _conv_window(c)),
-        lambda c: _weight_of(c, c.input(0), c.g, _conv_window(c)),
-        _per_channel,
+        lambda c: _transpose_conv(c, c.g, c.input(1), c.x.shape, _conv_window(c)),
+        lambda c: _conv_weight(c, c.input(0), c.g, _conv_window(c)),
+        _bias,
     ),
     "ConvTranspose": (
-        lambda c: _cut_to(_conv(c, c.g, c.input(1), _conv_transpose_window(c)), c.x.shape[2:]),
-        lambda c: _weight_of(c, c.g, c.input(0), _conv_transpose_window(c)),
-        _per_channel,
+        lambda c: _crop(_conv(c, c.g, c.input(1), _conv_transpose_window(c)), c.x.shape[2:]),
+        lambda c: _conv_weight(c, c.g, c.input(0), _conv_transpose_window(c)),
+        _bias,
     ),
     "MaxPool": (_max_pool,),
     "AveragePool": (_average_pool,),
-    "Resize": (_resized, None, None, None),
+    "Resize": (_resize, None, None, None),
 }
