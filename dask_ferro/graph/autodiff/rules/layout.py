@@ -165,7 +165,7 @@ TABLE: dict[str, Row] = {
     "Identity": (lambda c: c.g,),
     "Dropout": (_dropout, None),
     "Cast": (lambda c: cast(c.g, c.x.type.dtype),),
-    "CastLike": (lambda c: cast(c.g, c.x.type.dtype), None),
+    "CastLike": (lambda c: cast(c.g, c.x.type.dtype), lambda c: xp.zeros_like(c.x)),
     "Reshape": (_reshape, None),
     "Flatten": (_reshape,),
     "Squeeze": (_reshape, None),

@@ -30,8 +30,8 @@ def _cast(o: TypedNode) -> Rule:
     values = (o.node.inputs[0], o.node.outputs[0])
     dtypes = [type_of(v, o.types).dtype for v in values if v is not None]
     widths = [d.bitwidth for d in dtypes if d is not None and d in ARITHMETIC_FLOATS]
-    rule = pointwise((0,))(o)
-    return rule._replace(rounds=widths[0] >= widths[1]) if len(widths) == 2 else rule._replace(linear=())
+    found = pointwise((0,))(o)
+    return found._replace(rounds=widths[0] >= widths[1]) if len(widths) == 2 else found._replace(linear=())
 
 
 def _cast_like(o: TypedNode) -> Rule:
