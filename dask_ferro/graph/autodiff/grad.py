@@ -16,11 +16,12 @@ An op in none of them has no gradient here, and asking for one is an `Unsupporte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from dask_ferro.errors import ConfigError, UnsupportedOp
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule
-from dask_ferro.graph.autodiff.rules import elementwise, layout, linear, reductions, resampling
+from dask_ferro.graph.autodiff.rules import elementwise, layout, linear, reductions
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
@@ -30,7 +31,7 @@ from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
 
-_TABLES = (elementwise, reductions, layout, linear, resampling)
+_TABLES = (elementwise, reductions, layout, linear)
 RULES: Mapping[str, Row] = {op: row for rules in _TABLES for op, row in rules.TABLE.items()}
 FLAT = frozenset({"Ceil", "EyeLike", "Floor", "Hardmax", "Round", "Sign"})
 
@@ -66,10 +67,15 @@ def grad(loss: Tensor, params: Tree) -> Tree:
         raise ConfigError(f"grad: loss: got a {type(loss).__name__}, wanted {remedy}")
     if loss.ndim:
         raise ConfigError(f"grad: a loss is a scalar, got {written(loss.shape)}; take its mean or sum")
-    wanted = pytree.leaves(params, "grad")
-    found = vjp([loss], [None], wanted)
+    leaves = pytree.leaves(params, "grad")
+    for tensor in (loss, *leaves):
+        if not tensor.is_floating:
+            raise ConfigError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
+    with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
+        seed = ones_like(loss)
+    gradients = _pull_back([(loss, seed)], leaves)
     return pytree.like(
-        params, [zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=True)]
+        params, [zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
     )
 
 
@@ -86,88 +92,78 @@ def value_and_grad(loss: Tensor, params: Tree) -> tuple[Tensor, Tree]:
     return loss, grad(loss, params)
 
 
-def vjp(
-    outputs: Sequence[Tensor],
-    cotangents: Sequence[Tensor | None],
-    wanted: Sequence[Tensor],
-    *,
-    stop: bool = False,
+def _pull_back(
+    seeds: Sequence[tuple[Tensor, Tensor]], sources: Sequence[Tensor], ends: Set[Key] = frozenset()
 ) -> list[Tensor | None]:
-    """Return for each wanted tensor the sum over outputs of cotangent times derivative; None without a path.
+    """Return the gradient of each source from those of outputs; None without a path.
 
-    A cotangent of None is all ones.  With `stop`, no gradient passes through one of the wanted tensors to another.
-    Errors are those of `grad`.
+    No gradient passes through one of `ends` to another tensor.
     """
-    for tensor in (*outputs, *wanted):
-        if not tensor.is_floating:
-            raise ConfigError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
-    ends = {x.key for x in wanted} if stop else set()
-    nodes = reached(outputs)
-    # Nodes off every path from a wanted tensor get no gradient nodes at all.
-    moving = _moving(nodes, {x.key for x in wanted}, ends)
+    nodes = reached([y for y, _ in seeds])
+    # Nodes off every path from a source get no gradient nodes at all.
+    moving = _dependents(nodes, {x.key for x in sources}, ends)
     grads: dict[Key, Tensor] = {}
-    with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
-        for y, seed in zip(outputs, cotangents, strict=True):
-            if y.key in moving:
-                _add(grads, y.key, ones_like(y) if seed is None else seed)
+    for y, seed in seeds:
+        if y.key in moving:
+            _add(grads, y.key, seed)
     # The order of creation is topological, so all gradients of a node are complete when it is its turn.
     for node in reversed(nodes):
-        keys = [(node.number, i) for i in range(len(node.types))]
-        if any(key in grads and key in moving and key not in ends for key in keys):
+        keys = _outputs(node)
+        if any(key in grads and key not in ends for key in keys):
             with regions.written_in(node.region._replace(phase=regions.BACKWARD)):
                 _differentiate(node, tuple(grads.get(key) for key in keys), moving, grads)
-    return [grads.get(x.key) for x in wanted]
+    return [grads.get(x.key) for x in sources]
 
 
-def _moving(nodes: Iterable[Node], wanted: set[Key], ends: set[Key]) -> set[Key]:
-    """Return the tensors that depend on a wanted one."""
-    moving = set(wanted)
+def _outputs(node: Node) -> list[Key]:
+    return [(node.number, i) for i in range(len(node.types))]
+
+
+def _dependents(nodes: Iterable[Node], sources: Set[Key], ends: Set[Key]) -> set[Key]:
+    """Return the tensors that depend on a source."""
+    moving = set(sources)
     for node in nodes:
-        keys = {(node.number, i) for i in range(len(node.types))}
+        keys = _outputs(node)
         is_flat = node.is_stop or (not node.domain and node.op_type in FLAT)
-        if not is_flat and not keys & ends and any(_is_moving(x, moving) for x in node.inputs):
-            moving |= {key for key, type_ in zip(sorted(keys), node.types, strict=True) if type_ is not None}
+        if not is_flat and ends.isdisjoint(keys) and any(_is_moving(x, moving) for x in node.inputs):
+            moving.update(keys)
     return moving
 
 
-def _is_moving(x: Tensor | None, moving: set[Key]) -> bool:
+def _is_moving(x: Tensor | None, moving: Set[Key]) -> bool:
     return x is not None and x.is_floating and x.key in moving
 
 
 def _differentiate(
-    node: Node, found: tuple[Tensor | None, ...], moving: set[Key], grads: dict[Key, Tensor]
+    node: Node, gradients: tuple[Tensor | None, ...], moving: Set[Key], grads: dict[Key, Tensor]
 ) -> None:
     indices = [i for i, x in enumerate(node.inputs) if _is_moving(x, moving)]
+    call = GradientRequest(node, gradients, 0)
     if not node.domain and node.op_type in EXPANSIONS:
-        passed = _through_expansion(GradientRequest(node, found, 0), indices)
+        _expand(call, {call.input(i).key: call.input(i) for i in indices}, grads)
     else:
-        passed = [_rule_for(node, i)(GradientRequest(node, found, i)) for i in indices]
-    for i, g in zip(indices, passed, strict=True):
-        x = node.inputs[i]
-        if x is not None and g is not None:
-            _add(grads, x.key, g)
+        terms = [_find_rule(node, i)(replace(call, index=i)) for i in indices]
+        for i, g in zip(indices, terms, strict=True):
+            _add(grads, call.input(i).key, g)
 
 
-def _through_expansion(call: GradientRequest, indices: Sequence[int]) -> list[Tensor | None]:
-    found = EXPANSIONS[call.node.op_type](call)
-    outputs = found if isinstance(found, tuple) else (found,)
-    asked = [(y, g) for y, g in zip(outputs, call.grads, strict=False) if g is not None]
-    if len([g for g in call.grads if g is not None]) > len(asked):
+def _expand(call: GradientRequest, inputs: Mapping[Key, Tensor], grads: dict[Key, Tensor]) -> None:
+    """Add the gradients of a composite op's inputs."""
+    expanded = EXPANSIONS[call.node.op_type](call)
+    outputs = expanded if isinstance(expanded, tuple) else (expanded,)
+    if any(g is not None for g in call.grads[len(outputs) :]):
         raise call.unsupported(f"only its first {len(outputs)} outputs have one")
-    inputs = [call.input(i) for i in indices]
-    # vjp wants each tensor once; x * x has it twice.
-    distinct = {x.key: x for x in inputs}
-    passed = vjp([y for y, _ in asked], [g for _, g in asked], list(distinct.values()), stop=True)
-    by_key = dict(zip(distinct, passed, strict=True))
-    # An input given twice is counted once.
-    return [by_key.pop(x.key, None) for x in inputs]
+    seeds = [(y, g) for y, g in zip(outputs, call.grads, strict=False) if g is not None]
+    for key, g in zip(inputs, _pull_back(seeds, list(inputs.values()), inputs.keys()), strict=True):
+        if g is not None:
+            _add(grads, key, g)
 
 
 def _add(grads: dict[Key, Tensor], key: Key, g: Tensor) -> None:
     grads[key] = grads[key] + g if key in grads else g
 
 
-def _rule_for(node: Node, index: int) -> Rule:
+def _find_rule(node: Node, index: int) -> Rule:
     row = RULES.get(node.op_type) if not node.domain else None
     rule = row[min(index, len(row) - 1)] if row else None
     if rule is not None:

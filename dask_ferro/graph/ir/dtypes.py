@@ -28,8 +28,8 @@ def array_dtype(dtype: ir.DataType) -> np.dtype[np.generic]:
 def _native(kinds: str) -> frozenset[ir.DataType]:
     """The dtypes of these kinds that numpy itself has."""
     # float8e5m2 of ml_dtypes has kind "f", as numpy's own floats have.
-    found = {d: array_dtype(d) for d in TENSOR}
-    return frozenset(d for d, held in found.items() if held.kind in kinds and held.isbuiltin == 1)
+    arrays = {d: array_dtype(d) for d in TENSOR}
+    return frozenset(d for d, array in arrays.items() if array.kind in kinds and array.isbuiltin == 1)
 
 
 TENSOR = frozenset(D) - {D.UNDEFINED}
@@ -58,7 +58,7 @@ _INTEGERS = frozenset(d.numpy() for d in TENSOR - {D.STRING} if d.is_integer())
 
 
 def is_integer(dtype: np.dtype[np.generic]) -> bool:
-    """Return whether arrays of a dtype hold whole numbers, those of 4 and 2 bits included."""
+    """Return whether arrays of a dtype hold whole numbers, of 4 and 2 bits too."""
     return dtype in _INTEGERS
 
 

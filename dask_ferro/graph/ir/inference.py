@@ -53,38 +53,19 @@ def infer(
 
     The shapes that a Loop carries around may change from trip to trip, so they are known where the body declares them.
 
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        Not changed, and its weights are not read.
-    dims : mapping of str to int, optional
-        Sizes for symbolic dimensions, by their names.
-    shapes : mapping of str to sequence of int, optional
-        Whole shapes for graph inputs, by input name.  They also bind the symbolic dimensions that they meet;
-        where they contradict a declared size (a batch of 8 into a model made for 1) every declared shape but
-        the inputs' is dropped and inferred anew.
-    trusts_declared : bool
-        Whether declared shapes count; if not, all but the inputs' are inferred from the nodes alone.
-
-    Raises
-    ------
-    ConfigError
-        A dimension or an input that the model does not have, a rank that does not fit, or two sizes for one
-        name.
+    `dims` are sizes of symbolic dimensions, and `shapes` are whole shapes of inputs, which also bind the symbols that
+    they meet.  Where a shape contradicts a declared size (a batch of 8 into a model made for 1), or with
+    `trusts_declared=False`, every declared shape but the inputs' is dropped and inferred anew.  A dimension or input
+    that the model does not have, a rank that does not fit, and two sizes for one name are a `ConfigError`.
     """
     return Inference(model).types(dims=dims, shapes=shapes, trusts_declared=trusts_declared)
 
 
 class Inference:
-    """Inference of one model at any number of sizes; the part that does not depend on them is computed once.
+    """Inference of one unchanging model at any number of sizes; what does not depend on them is computed once.
 
-    Parameters
-    ----------
-    model : onnx_ir.Model
-        Not to be changed from now on.
-    is_inferred : bool
-        Whether its types were inferred from those of its inputs alone (`TypedModel`).  Where each size is then
-        a number or a symbol of an input, the sizes of the symbols give all types, and nothing is inferred again.
+    If its types were inferred from those of its inputs alone (`TypedModel`), and each size is a number or a symbol of
+    an input, the sizes of the symbols give all types, and nothing is inferred again.
     """
 
     def __init__(self, model: ir.Model, *, is_inferred: bool = False) -> None:
@@ -143,13 +124,13 @@ class Inference:
 
     @cached_property
     def _inputs_alone(self) -> dict[str, ValueType]:
-        """The declared types, without the shapes of node outputs."""
+        """The declared types without the shapes of node outputs."""
         graphs = list(self._model.graphs())
-        kept = {
+        entries = {
             value.name
             for value in chain(self._model.graph.inputs, *(g.initializers.values() for g in graphs))
         }
-        return {n: t if n in kept else t._replace(shape=None) for n, t in self._declared.items()}
+        return {n: t if n in entries else t._replace(shape=None) for n, t in self._declared.items()}
 
 
 # Types, from ONNX's messages and from the graph's values.
@@ -168,14 +149,10 @@ def value_types(graph: onnx.GraphProto) -> dict[str, ValueType]:
 
 
 def from_type(type_: onnx.TypeProto) -> ValueType:
-    """Return a `TypeProto` as a `ValueType`."""
     which = type_.WhichOneof("value")
-    if which == "tensor_type":
-        return ValueType("tensor", _dtype(type_.tensor_type.elem_type), _shape(type_.tensor_type))
-    if which == "sparse_tensor_type":
-        return ValueType(
-            "sparse", _dtype(type_.sparse_tensor_type.elem_type), _shape(type_.sparse_tensor_type)
-        )
+    if which in ("tensor_type", "sparse_tensor_type"):
+        tensor = getattr(type_, which)
+        return ValueType(which.split("_")[0], _DTYPES.get(tensor.elem_type), _shape(tensor))
     if which == "sequence_type":
         return from_type(type_.sequence_type.elem_type)._replace(kind="sequence", shape=None)
     if which == "optional_type":
@@ -183,10 +160,6 @@ def from_type(type_: onnx.TypeProto) -> ValueType:
     if which == "map_type":
         return from_type(type_.map_type.value_type)._replace(kind="map", shape=None)
     return UNKNOWN
-
-
-def _dtype(number: int) -> ir.DataType | None:
-    return _DTYPES.get(number)
 
 
 def _shape(tensor: onnx.TypeProto.Tensor | onnx.TypeProto.SparseTensor) -> tuple[Dim, ...] | None:
@@ -207,7 +180,6 @@ def _name(symbol: str | None) -> str | None:
 
 
 def declared_type(value: ir.Value) -> ValueType:
-    """Return the type that a value of the graph declares."""
     if value.const_value is not None:
         return ValueType("tensor", value.const_value.dtype, tuple(value.const_value.shape.numpy()))
     if TYPE_PROTO in value.meta:
@@ -254,7 +226,7 @@ def values(graph: ir.Graph) -> Iterable[ir.Value]:
 
 
 def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
-    """Return both types merged; where they differ the inferred one counts."""
+    # Where they differ the inferred one counts.
     if inferred.kind == "unknown":
         return declared
     shape = inferred.shape

@@ -29,7 +29,7 @@ def domain_of(domain: str) -> str:
 
 
 def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
-    """Return the bodies of `node`: the graphs in its attributes."""
+    """Return the graphs in the attributes of `node`."""
     attributes = node.attribute
     # Most nodes have none; every step of loading calls this for every node.
     if not attributes:
@@ -62,7 +62,6 @@ def external_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
 
 
 def captured(node: onnx.NodeProto) -> set[str]:
-    """Return the names that the bodies of `node` capture."""
     names: set[str] = set()
     for body in bodies(node):
         names |= free(body)
@@ -91,15 +90,13 @@ def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
 
 
 def types_of(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of declared values and of initializers, by name."""
-    found = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
+    types = {info.name: info.type for info in [*graph.input, *graph.value_info, *graph.output]}
     for tensor in graph.initializer:
-        found[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-    return found
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return types
 
 
 def all_types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of the values of `graph` and of its bodies, by name."""
     return dict(chain.from_iterable(types_of(each).items() for each in all_graphs(graph)))
 
 
@@ -112,12 +109,12 @@ def holds_map(type_: onnx.TypeProto) -> bool:
 
 def take_maps(graph: onnx.GraphProto) -> dict[str, bytes]:
     """Remove types with maps, which onnx_ir cannot hold, from `graph`; return them for `TYPE_PROTO`."""
-    taken = {}
+    maps = {}
     for info in [*graph.input, *graph.value_info, *graph.output]:
         if holds_map(info.type):
-            taken[info.name] = info.type.SerializeToString()
+            maps[info.name] = info.type.SerializeToString()
             info.ClearField("type")
-    return taken
+    return maps
 
 
 # Messages without weights.

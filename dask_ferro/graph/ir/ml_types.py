@@ -28,20 +28,14 @@ ROUNDS = 16
 Dim: TypeAlias = int | str | None
 Shape: TypeAlias = Sequence[Dim]
 Attributes: TypeAlias = Mapping[str, Any]
-Made: TypeAlias = Sequence[tuple[int, Shape]]
+Outputs: TypeAlias = Sequence[tuple[int, Shape]]
 # Given a node's attributes, the dtype and the shape of its first input, and the shapes of the others: the dtype and the
 # shape of each output.
-Row: TypeAlias = Callable[[Attributes, int, Shape, Sequence[Shape | None]], Made]
+Row: TypeAlias = Callable[[Attributes, int, Shape, Sequence[Shape | None]], Outputs]
 
 
 def add_types(graph: onnx.GraphProto) -> bool:
-    """Add the output types of the nodes that ONNX's inference leaves out, where their input types are known.
-
-    Returns
-    -------
-    bool
-        Whether there were any.
-    """
+    """Add output types that ONNX's inference leaves out, where input types are known; return whether there were any."""
     types, added = types_of(graph), False
     infos = {info.name: info for info in [*graph.value_info, *graph.output]}
     for node in graph.node:
@@ -52,8 +46,8 @@ def add_types(graph: onnx.GraphProto) -> bool:
         if first is None:
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        made = rule(attributes, tensors[0].elem_type, first, others)
-        for name, (dtype, sizes) in zip(node.output, made, strict=False):
+        outputs = rule(attributes, tensors[0].elem_type, first, others)
+        for name, (dtype, sizes) in zip(node.output, outputs, strict=False):
             if name and name not in infos:
                 infos[name] = graph.value_info.add(name=name)
                 types[name] = infos[name].type
@@ -88,27 +82,26 @@ def _complete(info: onnx.ValueInfoProto, dtype: int, shape: Shape) -> bool:
 
 
 def _records(shape: Shape) -> Dim:
-    """Return the number of rows of a table of this shape."""
     return shape[0] if len(shape) > 1 else 1
 
 
-def _same(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Made:
+def _same(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
     return ((dtype, shape),)
 
 
-def _floats(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Made:
+def _floats(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
     return ((TensorProto.FLOAT, shape),)
 
 
 def _scores(columns: Callable[[Attributes], Dim]) -> Row:
-    """Return a rule: a row of `columns` floats for each row of the input."""
+    """Return the rule of a row of `columns` floats for each row of the input."""
     return lambda attributes, dtype, shape, _: ((TensorProto.FLOAT, (_records(shape), columns(attributes))),)
 
 
 def _classified(columns: Callable[[Attributes], Dim]) -> Row:
-    """Return a rule: a label and a row of `columns` scores for each row of the input."""
+    """Return the rule of a label and a row of `columns` scores for each row of the input."""
 
-    def row(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Made:
+    def row(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
         label = TensorProto.STRING if attributes.get("classlabels_strings") else TensorProto.INT64
         count = _records(shape)
         return (label, (count,)), (TensorProto.FLOAT, (count, columns(attributes)))
@@ -130,7 +123,7 @@ def _machine_scores(attributes: Attributes) -> Dim:
     return labels if attributes.get("prob_a") else labels * (labels - 1) // 2
 
 
-def _extracted(attributes: Attributes, dtype: int, table: Shape, others: Sequence[Shape | None]) -> Made:
+def _extracted(attributes: Attributes, dtype: int, table: Shape, others: Sequence[Shape | None]) -> Outputs:
     """Return ArrayFeatureExtractor's output for a table of one dimension; ONNX infers the others."""
     indices = others[0] if others else None
     sizes = [size for size in indices or () if isinstance(size, int)]
@@ -138,7 +131,7 @@ def _extracted(attributes: Attributes, dtype: int, table: Shape, others: Sequenc
     return ((dtype, (*(table[:-1] or (1,)), count)),)
 
 
-def _normalized(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Made:
+def _normalized(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
     """Return StringNormalizer's output: all texts where there are no stop words."""
     return ((TensorProto.STRING, (*shape[:-1], None) if attributes.get("stopwords") else shape),)
 

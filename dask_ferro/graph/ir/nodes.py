@@ -27,13 +27,7 @@ _SEQUENCE_LENS = 4
 
 
 def value_bytes(value: ValueType) -> int:
-    """Return the bytes of a tensor, sub-byte elements packed; 0 for an unknown rank, and for no tensor.
-
-    Examples
-    --------
-    >>> value_bytes(ValueType("tensor", ir.DataType.INT4, (3, 3)))
-    5
-    """
+    """Return the bytes of a tensor, sub-byte elements packed; 0 for an unknown rank, and for no tensor."""
     if value.kind not in ("tensor", "optional") or value.shape is None:
         return 0
     if value.dtype is None or value.dtype == ir.DataType.UNDEFINED:
@@ -69,14 +63,13 @@ def type_of(value: ir.Value, types: Types) -> ValueType:
 
 
 def attribute_of(node: ir.Node, name: str, default: T) -> T:
-    """Return the value of a node's attribute; `default` where it is left out, or a reference to a function's."""
-    found = node.attributes.get(name)
-    value: T = default if found is None or found.is_ref() or found.value is None else found.value
+    """Return the value of an attribute; `default` where it is left out, or a reference to a function's."""
+    entry = node.attributes.get(name)
+    value: T = default if entry is None or entry.is_ref() or entry.value is None else entry.value
     return value
 
 
 def input_of(node: ir.Node, position: int) -> ir.Value | None:
-    """Return an input of a node; None where it is omitted."""
     return node.inputs[position] if position < len(node.inputs) else None
 
 
@@ -142,30 +135,25 @@ class Operands:
         return 0 if value is None else prod(sizes(type_of(value, self.types)))
 
     def has(self, position: int) -> bool:
-        """Return whether there is such an input."""
         return self._input(position) is not None
 
     def out_shape(self, position: int = 0) -> tuple[int, ...]:
-        """Return the shape of an output."""
         outputs = self.node.outputs
         return sizes(type_of(outputs[position], self.types)) if position < len(outputs) else ()
 
     def out(self, position: int = 0) -> int:
-        """Return the elements of an output."""
         return prod(self.out_shape(position)) if position < len(self.node.outputs) else 0
 
     def out_total(self) -> int:
-        """Return the elements of all outputs."""
         return sum(self.out(i) for i in range(len(self.node.outputs)))
 
     def attribute(self, name: str, default: Any) -> Any:
-        """Return the value of an attribute."""
         return attribute_of(self.node, name, default)
 
     def length(self, name: str) -> int:
         """Return how many elements a list or tensor attribute holds."""
-        found = self.attribute(name, ())
-        return int(found.size) if hasattr(found, "size") else len(found)
+        value = self.attribute(name, ())
+        return int(value.size) if hasattr(value, "size") else len(value)
 
     def _input(self, position: int) -> ir.Value | None:
         return input_of(self.node, position)

@@ -191,13 +191,7 @@ _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.Tens
 
 
 def folded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model, or a copy in which nodes that give known small integers are constants.
-
-    Parameters
-    ----------
-    proto : onnx.ModelProto
-        Not changed; its large tensors are left out (`lean_model`).
-    """
+    """Return a lean model, or a copy in which nodes that give known small integers are constants."""
     # An initializer that is also an input is a default that a caller may override, so it is no constant.
     entries = {info.name for info in proto.graph.input}
     known = {
@@ -234,7 +228,7 @@ def _is_small(tensor: onnx.TensorProto) -> bool:
 
 
 def _value(node: onnx.NodeProto, known: Mapping[str, Ints], opset: int) -> Ints | None:
-    """Return the value of a node's only output, None if it is not a known small integer."""
+    # Only small integers are known.
     if node.domain not in STANDARD_DOMAINS or len(node.output) != 1:
         return None
     if node.op_type == "Constant":
@@ -242,14 +236,19 @@ def _value(node: onnx.NodeProto, known: Mapping[str, Ints], opset: int) -> Ints 
         return numpy_helper.to_array(tensor) if tensor is not None and _is_small(tensor) else None
     if node.op_type not in _FOLDABLE or not node.input or any(name not in known for name in node.input):
         return None
+    return evaluate(node, {name: known[name] for name in node.input}, opset)
+
+
+def evaluate(node: onnx.NodeProto, inputs: Mapping[str, Ints], opset: int) -> Ints | None:
+    """Return the only output of a node by ONNX's reference; None if there is none, or it is larger than a shape."""
     # Imported on use: it takes a tenth of a second, and few graphs have such nodes.
     from onnx.reference import ReferenceEvaluator
 
-    evaluator = ReferenceEvaluator(node, opsets=dict.fromkeys(STANDARD_DOMAINS, opset))
     try:
         # Without it numpy gives 0 for a division by 0, which no engine does.
         with np.errstate(all="raise"):
-            (computed,) = evaluator.run(None, {name: known[name] for name in node.input})
+            evaluator = ReferenceEvaluator(node, opsets=dict.fromkeys(STANDARD_DOMAINS, opset))
+            (computed,) = evaluator.run(None, dict(inputs))
     except Exception:  # noqa: BLE001 - the engine refuses operands that do not fit each other, and names the node
         return None
     value = np.asarray(computed)
@@ -354,12 +353,7 @@ Types = Mapping[str, onnx.TypeProto]
 def _propagated(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
     """Return `proto` with inferred types; values of shapes are propagated as far as that is cheap.
 
-    `options` are those of ONNX's inference.
-
-    Raises
-    ------
-    Exception
-        Whatever ONNX's inference raises.
+    `options` and errors are those of ONNX's inference.
     """
     found = shape_inference.infer_shapes(proto, **options)
     if not any(_may_give_a_shape(node, types) for node, types in _nodes(found.graph)):
@@ -379,7 +373,6 @@ def _propagated(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
 
 @lru_cache(maxsize=1)
 def _propagating() -> frozenset[str]:
-    """Return the operators through which inference propagates values of shapes."""
     return frozenset(s.name for s in defs.get_all_schemas() if s.has_data_propagation_function)
 
 

@@ -35,7 +35,6 @@ class Region(NamedTuple):
         return " ".join(part for part in self if part)
 
     def metadata(self) -> dict[str, str]:
-        """Return the region as entries of a node's `metadata_props`."""
         return {k: v for k, v in ((REGION_KEY, self.path), (PHASE_KEY, self.phase)) if v}
 
 
@@ -82,7 +81,6 @@ def signal(name: str) -> Iterator[str]:
 
 
 def current() -> Region:
-    """Return the current region."""
     return _CURRENT.get()
 
 
@@ -97,5 +95,4 @@ def written_in(region: Region) -> Iterator[None]:
 
 
 def region_of(node: ir.Node) -> Region:
-    """Return the region of a model's node."""
     return Region(node.metadata_props.get(REGION_KEY, ""), node.metadata_props.get(PHASE_KEY, ""))

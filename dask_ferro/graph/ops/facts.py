@@ -4,7 +4,8 @@ FLOPs are exact where arithmetic is the price: matrix products, convolutions, at
 add is two).  For the rest they are a stated number for each element of the output or of the first input: plain
 arithmetic and comparisons count 1, an exponential (or logarithm, sine, error function, power) `EXP`.  An operator
 that only moves data counts none, and costs the time that its bytes take.  Algorithms are the direct ones: no
-Winograd, no FFT convolution, causal masks save nothing.  The bodies of an If, Loop or Scan are not counted here.
+Winograd, no FFT convolution, causal masks save nothing.  Operators that few models use have a rough number.  The bodies
+of an If, Loop or Scan are not counted here.
 
 A row speaks of one node: it is given the node's shapes and attributes, and of the rows of a batch where they lie in
 its inputs.  What the node costs in seconds, which labels are split, and what becomes of a finding is decided above.
@@ -37,52 +38,34 @@ SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
 
 @dataclass(frozen=True)
 class OpFacts:
-    """The facts of one operator; the defaults hold for an operator without a row.
+    """The facts of one operator; the defaults hold for an operator without a row."""
 
-    Attributes
-    ----------
-    flops : float or callable
-        FLOPs for each element of the outputs (0: the node moves data, or its bodies are counted node by node); or those
-        of a node on its operands.
-    touches : str
-        Of inputs and outputs, all bytes; none of them (another name or shape of the same data); the first input for
-        its type alone; or the first input where it is picked from.
-    labels : callable, optional
-        Which dimensions can be split over ranks, and along which the rows of a batch stay apart: along all others they
-        are combined.  None: each rank computes the node whole.
-    row_states : callable, optional
-        Where the rows lie after the node, if labels cannot say it.
-    combines : str
-        How a node combines rows, whatever the shapes; empty: it may not.
-    takes_sizes : str
-        How a node takes an operand that is made of sizes beside the rows: as any number, which combines them; as
-        lengths, so that the shape of the result tells; or perhaps as one of them.
-    sizes : callable, optional
-        The state of a result that is made of sizes alone.
-    draws : str
-        Whether it draws random numbers: never, always, or if it is told to train.
-    """
-
+    # Those for each element of the outputs (0: the node moves data, or its bodies are counted), or those of a node.
     flops: Flops | float = 1.0
+    # The bytes that are read: all; none (another name or shape of the same data); of the first input none but its type,
+    # or as many as are picked from it.
     touches: Literal["all", "none", "type", "picked"] = "all"
+    # Dimensions that ranks can split, and along which the rows of a batch stay apart; None: each rank computes all.
     labels: Labels | None = None
+    # Where the rows lie after the node, if labels cannot say it.
     row_states: RowStates | None = None
+    # How a node combines rows, whatever the shapes; empty: it may not.
     combines: str = ""
+    # How an operand made of sizes is taken beside the rows: as any number, which combines rows; as lengths, so that the
+    # shape of the result tells; or perhaps as one of them.
     takes_sizes: Literal["as numbers", "in shapes", "perhaps"] = "as numbers"
+    # The state of a result that is made of sizes alone.
     sizes: SizeStates | None = None
+    # When it draws random numbers.
     draws: Literal["never", "always", "in training"] = "never"
 
 
 def rows_of(names: str, facts: OpFacts) -> dict[str, OpFacts]:
-    """Return the same facts for each operator of a list."""
     return dict.fromkeys(names.split(), facts)
 
 
-# FLOPs.
-
-
 def per_input(price: float) -> Flops:
-    """Return the FLOPs of a node with this price for each element of its first input."""
+    """Return FLOPs by the elements of the first input, in place of the outputs."""
     return lambda o: price * o.size(0)
 
 
@@ -97,10 +80,8 @@ UNKNOWN_TO_KEEP = Finding(False, "is not known to keep them apart")
 
 
 def keeps_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
-    """Return the state of sizes whose elements stay in order."""
     return Counts(elements[0])
 
 
 def sizes_by_element(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
-    """Return the state of sizes that are computed with one by one."""
     return Counts(either(elements))

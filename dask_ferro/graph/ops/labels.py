@@ -27,36 +27,23 @@ Dims: TypeAlias = tuple[str | None, ...]
 
 
 class Rule(NamedTuple):
-    """The labels of one node, and the conditions of splitting one.
+    """The labels of one node, and the conditions of splitting one."""
 
-    Attributes
-    ----------
-    inputs, outputs : tuple of Dims
-        A label, or None, for each dimension; inputs that are not listed are whole.
-    reduction : str or None
-        How an output that lacks a split label is put together; None: such a label is not split.
-    linear : tuple of tuple of int
-        Groups of inputs that may be `Partial` together while the others are whole.
-    commutes : tuple of str
-        The reductions for which that holds.
-    once : tuple of int
-        Optional inputs that are added to the result: to a Partial sum by one rank alone.
-    counts : mapping
-        Attribute to (input, dimension): it counts parts of that dimension, so it is split with it.
-    shape : int or None
-        The input that spells the output's shape, which is taken from the types instead.
-    ignored : tuple of int
-        Inputs of which nothing but the dtype is read, so that it does not matter how they lie.
-    """
-
+    # A label, or None, for each dimension; inputs that are not listed are whole.
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
+    # How an output that lacks a split label is put together; None: such a label is not split.
     reduction: str | None = None
+    # Groups of inputs that may be `Partial` together while the others are whole, and the reductions that allow it.
     linear: tuple[tuple[int, ...], ...] = ()
     commutes: tuple[str, ...] = ("sum", "mean")
+    # Optional inputs that are added to the result: to a Partial sum by one rank alone.
     once: tuple[int, ...] = ()
+    # An attribute that counts parts of an (input, dimension), so it is split with that.
     counts: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    # The input that spells the output's shape, which is read from the types instead.
     shape: int | None = None
+    # Inputs of which nothing but the dtype is read, so that it does not matter how they lie.
     ignored: tuple[int, ...] = ()
 
 
@@ -67,7 +54,6 @@ class TypedNode(Operands):
     opset: int
 
     def rank(self, position: int = 0) -> int:
-        """Return the number of dimensions of an input."""
         return len(self.shape(position))
 
     def axis(self, default: int) -> int:
@@ -87,7 +73,6 @@ class TypedNode(Operands):
         return dtype is not None and dtype.is_floating_point()
 
     def has_texts(self) -> bool:
-        """Return whether an operand or a result holds texts."""
         values = (v for v in (*self.node.inputs, *self.node.outputs) if v is not None and v.name)
         return any(type_of(v, self.types).dtype == ir.DataType.STRING for v in values)
 
@@ -112,17 +97,15 @@ Labels: TypeAlias = Callable[[TypedNode], Rule | None]
 
 
 def names(rank: int) -> Dims:
-    """Return a label for each dimension: its number."""
+    """Return the numbers of dimensions as labels."""
     return tuple(str(i) for i in range(rank))
 
 
 def without(dims: Dims, unsplit: Sequence[int]) -> Dims:
-    """Return labels of which those at `unsplit` are taken away."""
     return tuple(None if i in unsplit else label for i, label in enumerate(dims))
 
 
 def dropped(dims: Dims, axes: Sequence[int]) -> Dims:
-    """Return the labels of a result that lacks the dimensions `axes`."""
     return tuple(label for i, label in enumerate(dims) if i not in axes)
 
 
@@ -172,10 +155,9 @@ def all_but(
     *linear: tuple[int, ...],
     commutes: Sequence[str] = ("sum", "mean"),
 ) -> Labels:
-    """Return the labels of all dimensions of the first input, and of outputs of its rank, but those of `unsplit`.
+    """Return the labels of an input and outputs of its rank, but for the dimensions along which the node computes.
 
-    `unsplit` tells the dimensions along which a node computes, None where they are not known ahead; `linear` and
-    `commutes` are as in `Rule`.
+    Those are `unsplit`, or None where they are not known ahead; `linear` and `commutes` are as in `Rule`.
     """
 
     def labels(o: TypedNode) -> Rule | None:

@@ -55,6 +55,6 @@ def rule(o: TypedNode) -> Rule | None:
     # No collective carries texts.
     if labels is None or not o.is_known or o.has_texts():
         return None
-    found = labels(o)
+    split = labels(o)
     # An output without labels counts through all elements.
-    return None if found is None or len(found.outputs) < len(o.node.outputs) else found
+    return None if split is None or len(split.outputs) < len(o.node.outputs) else split

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.graph.autodiff.known_values import known_value
+from dask_ferro.graph.autodiff.rule import known_value
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.lower.tensor import compute

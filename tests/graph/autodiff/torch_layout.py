@@ -68,15 +68,6 @@ def _padded(t: Any, a: Attributes, x: Any, pads: Any, value: Any = None, axes: A
     return t.nn.functional.pad(x - value, widths(every)) + value
 
 
-def _cropped(t: Any, a: Attributes, x: Any, wanted: Any) -> Any:
-    pads = [0] * (2 * x.ndim)
-    for axis, size in zip(a("axes", range(x.ndim)), ints(wanted), strict=True):
-        more = size - x.shape[axis]
-        pads[axis] = more // 2 if more > 0 else -(-more // 2)
-        pads[x.ndim + axis] = more - pads[axis]
-    return t.nn.functional.pad(x, widths(pads))
-
-
 def _depth_to_space(t: Any, a: Attributes, x: Any) -> Any:
     size = a("blocksize")
     if a("mode", "DCR") == "CRD":
@@ -105,7 +96,6 @@ LAYOUT: dict[str, Op] = {
     "Split": lambda t, a, x, lengths: t.split(x, ints(lengths), a("axis", 0))[0],
     "Slice": _sliced,
     "Pad": _padded,
-    "CenterCropPad": _cropped,
     "Trilu": lambda t, a, x: t.triu(x) if a("upper", 1) else t.tril(x),
     "DepthToSpace": _depth_to_space,
     "SpaceToDepth": _space_to_depth,
@@ -114,46 +104,22 @@ LAYOUT: dict[str, Op] = {
 
 # ---- indices -----------------------------------------------------------------------------------------------
 
-_REDUCTIONS = {"add": "sum", "max": "amax", "min": "amin"}
-
 
 def _gathered(t: Any, a: Attributes, x: Any, indices: Any) -> Any:
     return x[(slice(None),) * (a("axis", 0) % x.ndim) + (indices,)]
 
 
 def _gathered_nd(t: Any, a: Attributes, x: Any, indices: Any) -> Any:
-    batch = a("batch_dims", 0)
-    own = t.meshgrid(*(t.arange(n) for n in x.shape[:batch]), indexing="ij") if batch else ()
-    own = [i.reshape(i.shape + (1,) * (indices.ndim - 1 - batch)) for i in own]
-    return x[(*own, *indices.unbind(-1))]
+    return x[indices.unbind(-1)]
 
 
 def _scattered_elements(t: Any, a: Attributes, x: Any, indices: Any, updates: Any) -> Any:
-    reduction = a("reduction", "none")
-    if reduction == "none":
-        return x.scatter(a("axis", 0), indices, updates)
-    return x.scatter_reduce(a("axis", 0), indices, updates, _REDUCTIONS[reduction])
+    write = x.scatter_add if a("reduction", "none") == "add" else x.scatter
+    return write(a("axis", 0), indices, updates)
 
 
 def _scattered_nd(t: Any, a: Attributes, x: Any, indices: Any, updates: Any) -> Any:
-    """Rows by `index_put`, or as elements: `scatter_reduce` knows no rows."""
-    reduction = a("reduction", "none")
-    if reduction in ("none", "add"):
-        return x.index_put(indices.unbind(-1), updates, accumulate=reduction == "add")
-    assert indices.shape[-1] == 1
-    return x.scatter_reduce(0, indices.expand(updates.shape), updates, _REDUCTIONS[reduction])
-
-
-def _compressed(t: Any, a: Attributes, x: Any, condition: Any) -> Any:
-    (chosen,) = t.nonzero(condition, as_tuple=True)
-    return x.reshape(-1)[chosen] if a("axis") is None else x.index_select(a("axis"), chosen)
-
-
-def _one_hot(t: Any, a: Attributes, indices: Any, depth: Any, ends: Any) -> Any:
-    axis, size = a("axis", -1), int(depth)
-    places = t.where(indices < 0, indices + size, indices)
-    shape = tuple(size if i == axis % (indices.ndim + 1) else 1 for i in range(indices.ndim + 1))
-    return t.where(places.unsqueeze(axis) == t.arange(size).reshape(shape), ends[1], ends[0])
+    return x.index_put(indices.unbind(-1), updates, accumulate=a("reduction", "none") == "add")
 
 
 INDICES: dict[str, Op] = {
@@ -162,7 +128,5 @@ INDICES: dict[str, Op] = {
     "GatherND": _gathered_nd,
     "ScatterElements": _scattered_elements,
     "ScatterND": _scattered_nd,
-    "Compress": _compressed,
-    "OneHot": _one_hot,
     "TopK": lambda t, a, x, k: t.topk(x, int(k), a("axis", -1))[0],
 }

@@ -17,7 +17,6 @@ from .torch_layout import INDICES, LAYOUT, Attributes, Op, ints, widths
 # Rows that PyTorch has no function for.
 WITHOUT = {
     "gru, both ways": "PyTorch's GRU resets after the product only",
-    "lstm with peepholes and a state": "PyTorch's LSTM has no peepholes",
     "rotary, halves": "PyTorch has no rotary embedding",
     "rotary, pairs, part of the size, by position": "PyTorch has no rotary embedding",
 }
@@ -175,11 +174,6 @@ def _group(t: Any, a: Attributes, x: Any, scale: Any, bias: Any) -> Any:
     return t.nn.functional.group_norm(x, a("num_groups"), scale, bias, a("epsilon", 1e-5))
 
 
-def _mean_variance(t: Any, a: Attributes, x: Any) -> Any:
-    axes = tuple(a("axes", (0, 2, 3)))
-    return (x - x.mean(axes, keepdim=True)) / (x.std(axes, correction=0, keepdim=True) + 1e-9)
-
-
 def _across(t: Any, a: Attributes, x: Any) -> Any:
     return t.nn.functional.local_response_norm(
         x, a("size"), a("alpha", 1e-4), a("beta", 0.75), a("bias", 1.0)
@@ -206,8 +200,6 @@ REDUCTIONS: dict[str, Op] = {
     "BatchNormalization": _batch,
     "InstanceNormalization": _instance,
     "GroupNormalization": _group,
-    "MeanVarianceNormalization": _mean_variance,
-    "LpNormalization": lambda t, a, x: t.nn.functional.normalize(x, a("p", 2), a("axis", -1)),
     "LRN": _across,
 }
 
@@ -273,12 +265,6 @@ def _average_pool(t: Any, a: Attributes, x: Any) -> Any:
     )
 
 
-def _lp_pool(t: Any, a: Attributes, x: Any) -> Any:
-    """Of absolute values: PyTorch's own takes powers with their sign."""
-    (size,), (step,) = a("kernel_shape"), a("strides", [1])
-    return t.nn.functional.lp_pool1d(x.abs(), float(a("p", 2)), size, step)
-
-
 def _space(x: Any) -> tuple[int, ...]:
     return tuple(range(2, x.ndim))
 
@@ -291,10 +277,8 @@ PRODUCTS: dict[str, Op] = {
     "ConvTranspose": _conv_transpose,
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
-    "LpPool": _lp_pool,
     "GlobalAveragePool": lambda t, a, x: x.mean(_space(x), keepdim=True),
     "GlobalMaxPool": lambda t, a, x: x.amax(_space(x), keepdim=True),
-    "GlobalLpPool": lambda t, a, x: t.linalg.vector_norm(x, a("p", 2), _space(x), keepdim=True),
 }
 
 

@@ -215,12 +215,6 @@ def _layers() -> Iterator[Case]:
     for op, gates in weights.items():
         operands = (5, 4, 6), (1, gates * 8, 6), (1, gates * 8, 8), (1, 2 * gates * 8), None, (1, 4, 8)
         yield Case(op, operands, {"hidden_size": 8}, 2)
-    scores, labels = (4, 6, 8), _whole((4, 8), 6)
-    for kind in ("none", "sum", "mean"):
-        yield Case("SoftmaxCrossEntropyLoss", (scores, labels), {"reduction": kind}, 2)
-        yield Case("NegativeLogLikelihoodLoss", (scores, labels), {"reduction": kind})
-    yield Case("SoftmaxCrossEntropyLoss", (scores, labels, _numbers((6,))), {"reduction": "sum"})
-    yield Case("SoftmaxCrossEntropyLoss", (scores, labels, _numbers((6,))), {"reduction": "mean"})
 
 
 def _layout() -> Iterator[Case]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule, sum_to
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, elementwise, widened
 
@@ -19,13 +19,13 @@ _GELU_FLAT = 20.0
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
-def _times(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
-    """Return the row of a function of one input: its gradient is g times `derivative(x, call)`."""
+def _derivative(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
+    """Return the row of a function of one input by its derivative."""
     return (lambda call: call.g * derivative(call.x, call),)
 
 
-def _only_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
-    """Return the row of a function that is the identity where the condition holds, and constant elsewhere."""
+def _identity_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
+    """Return the row of the identity where a condition holds, and a constant elsewhere."""
     return (lambda call: xp.where(condition(call.x, call), call.g, 0.0),)
 
 
@@ -34,7 +34,7 @@ def _broadcast(rule: Rule) -> Rule:
         others = [x for i, x in enumerate(call.node.inputs) if i != call.index and x is not None]
         # Whatever the unknown sizes of this input are, all others certainly broadcast to it.
         is_largest = all(x.ndim <= call.x.ndim and set(x.shape) <= {1} for x in others)
-        return rule(call) if is_largest else summed_to(rule(call), call.x)
+        return rule(call) if is_largest else sum_to(rule(call), call.x)
 
     return fn
 
@@ -57,7 +57,7 @@ def _power_exponent(call: GradientRequest) -> Tensor:
 
 
 def _share(call: GradientRequest) -> Tensor:
-    """Return the gradient of a maximum or minimum: g for the input that attains it, split evenly among ties."""
+    # An input that attains the maximum or minimum has g, which ties share evenly.
     hits = [cast(x == call.y, call.g.type.dtype) for x in call.node.inputs if x is not None]
     return call.g * hits[call.index] / sum(hits[1:], start=hits[0])
 
@@ -121,40 +121,40 @@ TABLE: dict[str, Row] = {
     ),
     "Clip": (_clip_input, _broadcast(_clip_low), _broadcast(_clip_high)),
     "Neg": (lambda c: -c.g,),
-    "Abs": _times(lambda x, c: xp.sign(x)),
-    "Reciprocal": _times(lambda x, c: -c.y * c.y),
-    "Sqrt": _times(lambda x, c: 0.5 / c.y),
-    "Exp": _times(lambda x, c: c.y),
-    "Log": _times(lambda x, c: xp.reciprocal(x)),
-    "Erf": _times(lambda x, c: 2 / math.sqrt(math.pi) * xp.exp(-x * x)),
-    "Sin": _times(lambda x, c: xp.cos(x)),
-    "Cos": _times(lambda x, c: -xp.sin(x)),
-    "Tan": _times(lambda x, c: 1 + c.y * c.y),
-    "Asin": _times(lambda x, c: xp.reciprocal(xp.sqrt(1 - x * x))),
-    "Acos": _times(lambda x, c: -xp.reciprocal(xp.sqrt(1 - x * x))),
-    "Atan": _times(lambda x, c: xp.reciprocal(1 + x * x)),
-    "Sinh": _times(lambda x, c: xp.cosh(x)),
-    "Cosh": _times(lambda x, c: xp.sinh(x)),
-    "Tanh": _times(lambda x, c: 1 - c.y * c.y),
-    "Asinh": _times(lambda x, c: xp.reciprocal(xp.sqrt(x * x + 1))),
-    "Acosh": _times(lambda x, c: xp.reciprocal(xp.sqrt(x * x - 1))),
-    "Atanh": _times(lambda x, c: xp.reciprocal(1 - x * x)),
+    "Abs": _derivative(lambda x, c: xp.sign(x)),
+    "Reciprocal": _derivative(lambda x, c: -c.y * c.y),
+    "Sqrt": _derivative(lambda x, c: 0.5 / c.y),
+    "Exp": _derivative(lambda x, c: c.y),
+    "Log": _derivative(lambda x, c: xp.reciprocal(x)),
+    "Erf": _derivative(lambda x, c: 2 / math.sqrt(math.pi) * xp.exp(-x * x)),
+    "Sin": _derivative(lambda x, c: xp.cos(x)),
+    "Cos": _derivative(lambda x, c: -xp.sin(x)),
+    "Tan": _derivative(lambda x, c: 1 + c.y * c.y),
+    "Asin": _derivative(lambda x, c: xp.reciprocal(xp.sqrt(1 - x * x))),
+    "Acos": _derivative(lambda x, c: -xp.reciprocal(xp.sqrt(1 - x * x))),
+    "Atan": _derivative(lambda x, c: xp.reciprocal(1 + x * x)),
+    "Sinh": _derivative(lambda x, c: xp.cosh(x)),
+    "Cosh": _derivative(lambda x, c: xp.sinh(x)),
+    "Tanh": _derivative(lambda x, c: 1 - c.y * c.y),
+    "Asinh": _derivative(lambda x, c: xp.reciprocal(xp.sqrt(x * x + 1))),
+    "Acosh": _derivative(lambda x, c: xp.reciprocal(xp.sqrt(x * x - 1))),
+    "Atanh": _derivative(lambda x, c: xp.reciprocal(1 - x * x)),
     # As PyTorch's, it passes at NaN.
     "Relu": (lambda c: xp.where(c.x <= 0, 0.0, c.g),),
-    "ThresholdedRelu": _only_where(lambda x, c: x > c.get("alpha", 1.0)),
-    "Shrink": _only_where(lambda x, c: xp.abs(x) > c.get("lambd", 0.5)),
+    "ThresholdedRelu": _identity_where(lambda x, c: x > c.get("alpha", 1.0)),
+    "Shrink": _identity_where(lambda x, c: xp.abs(x) > c.get("lambd", 0.5)),
     "LeakyRelu": (lambda c: xp.where(c.x > 0, c.g, c.g * c.get("alpha", 0.01)),),
     "PRelu": (
         lambda c: xp.where(c.x > 0, c.g, c.g * c.input(1)),
         _broadcast(lambda c: xp.where(c.input(0) > 0, 0.0, c.g * c.input(0))),
     ),
-    "Elu": _times(lambda x, c: xp.where(x > 0, 1.0, c.y + c.get("alpha", 1.0))),
-    "Celu": _times(lambda x, c: xp.where(x > 0, 1.0, xp.exp(xp.minimum(x, 0.0) / c.get("alpha", 1.0)))),
-    "Selu": _times(_selu),
-    "Sigmoid": _times(lambda x, c: c.y * (1 - c.y)),
-    "Softplus": _times(lambda x, c: elementwise("Sigmoid", x)),
-    "Softsign": _times(lambda x, c: xp.reciprocal((1 + xp.abs(x)) ** 2)),
+    "Elu": _derivative(lambda x, c: xp.where(x > 0, 1.0, c.y + c.get("alpha", 1.0))),
+    "Celu": _derivative(lambda x, c: xp.where(x > 0, 1.0, xp.exp(xp.minimum(x, 0.0) / c.get("alpha", 1.0)))),
+    "Selu": _derivative(_selu),
+    "Sigmoid": _derivative(lambda x, c: c.y * (1 - c.y)),
+    "Softplus": _derivative(lambda x, c: elementwise("Sigmoid", x)),
+    "Softsign": _derivative(lambda x, c: xp.reciprocal((1 + xp.abs(x)) ** 2)),
     "HardSigmoid": (_hard_sigmoid,),
-    "HardSwish": _times(lambda x, c: xp.where(x <= -3, 0.0, xp.where(x >= 3, 1.0, x / 3 + 0.5))),
-    "Gelu": _times(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
+    "HardSwish": _derivative(lambda x, c: xp.where(x <= -3, 0.0, xp.where(x >= 3, 1.0, x / 3 + 0.5))),
+    "Gelu": _derivative(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
 }

@@ -1,7 +1,6 @@
 """Composite ops written as array math, whose simpler ops are differentiated in their place.
 
-Used where a gradient rule of its own would say nothing more; the graph that runs forward keeps the op.  Each
-takes the node as a `GradientRequest` and gives its first outputs anew.
+An op is here if a rule of its own would say nothing more; the graph that runs forward has the op itself.
 """
 
 from __future__ import annotations
@@ -11,49 +10,38 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 
 import numpy as np
-import onnx_ir as ir
 
 from dask_ferro.graph.autodiff.rule import GradientRequest
 from dask_ferro.graph.autodiff.rules.recurrent import recurrent
-from dask_ferro.graph.autodiff.rules.reductions import standardized
-from dask_ferro.graph.autodiff.rules.resampling import grid_sample
+from dask_ferro.graph.autodiff.rules.reductions import standardize
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import axis_of
-from dask_ferro.graph.tensor.manipulation import fold, ints, reshape_like, sliced
+from dask_ferro.graph.tensor.manipulation import fold, ints, reshape_like
 from dask_ferro.graph.tensor.nn.attention import attention_of
 from dask_ferro.graph.tensor.nn.normalization import per_channel
-from dask_ferro.graph.tensor.statistical import reduce, root
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, constant_of, elementwise, emit, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, elementwise, emit, widened
 
 Expansion = Callable[[GradientRequest], Tensor | tuple[Tensor, ...]]
 
 
-def _batch(call: GradientRequest) -> tuple[Tensor, ...]:
+def _batch(call: GradientRequest) -> Tensor:
+    """Return a BatchNormalization; gradients of the running statistics that it returns in training are refused."""
     x, scale, bias, center, variance = (call.input(i) for i in range(5))
     epsilon = call.get("epsilon", 1e-5)
     if not call.get("training_mode", 0):
         factor = scale / xp.sqrt(variance + epsilon)
-        return ((x - per_channel(center, x)) * per_channel(factor, x) + per_channel(bias, x),)
-    # In training, and with the statistics of the batch: those of ONNX are not corrected for their number.
-    axes = (0, *range(2, x.ndim))
-    z, _ = standardized(x, axes, epsilon)
-    y = cast(z * per_channel(widened(scale), x) + per_channel(widened(bias), x), x.type.dtype)
-    momentum: float = call.get("momentum", 0.9)
-    own = xp.mean(widened(x), axis=axes), xp.var(widened(x), axis=axes)
-    running = (
-        cast(widened(old) * momentum + widened(new) * (1 - momentum), old.type.dtype)
-        for old, new in zip((center, variance), own, strict=True)
-    )
-    return y, *running
+        return (x - per_channel(center, x)) * per_channel(factor, x) + per_channel(bias, x)
+    z, _ = standardize(x, (0, *range(2, x.ndim)), epsilon)
+    return cast(z * per_channel(widened(scale), x) + per_channel(widened(bias), x), x.type.dtype)
 
 
 def _group(call: GradientRequest) -> Tensor:
-    """Return a GroupNormalization, or an InstanceNormalization, each channel of which is a group."""
+    # Each channel of an InstanceNormalization is a group.
     x, groups = call.input(0), call.get("num_groups", call.input(0).shape[1])
     if call.node.op_type == "GroupNormalization" and call.node.opset < 21:
         raise call.unsupported("it is the withdrawn form of opset 18; export the model again")
     parts = fold(x, (0, groups if isinstance(groups, int) else 0, -1))
-    wide, _ = standardized(parts, (2,), call.get("epsilon", 1e-5))
+    wide, _ = standardize(parts, (2,), call.get("epsilon", 1e-5))
     z = reshape_like(cast(wide, x.type.dtype), x)
     return z * per_channel(call.input(1), x) + per_channel(call.input(2), x)
 
@@ -65,69 +53,34 @@ def _rms(call: GradientRequest) -> Tensor:
     return cast(z, scale.type.dtype) * scale
 
 
-def _mean_variance(call: GradientRequest) -> Tensor:
-    x, axes = call.input(0), tuple(call.get("axes") or (0, 2, 3))
-    centred = x - xp.mean(x, axis=axes, keepdims=True)
-    return centred / (root(xp.mean(centred * centred, axis=axes, keepdims=True)) + 1e-9)
-
-
-def _lp(call: GradientRequest) -> Tensor:
-    x, axis, p = call.input(0), int(call.get("axis", -1)), int(call.get("p", 2))
-    norm = reduce("ReduceL1" if p == 1 else "ReduceL2", x, axis, keepdims=True)
-    # The inner `where` keeps 0 / 0 out of the branch that is not taken, whose gradient would be NaN.
-    return xp.where(norm == 0, 0.0, x / xp.where(norm == 0, 1.0, norm))
-
-
-def _across_channels(call: GradientRequest) -> Tensor:
-    x, size = call.input(0), int(call.get("size"))
-    alpha: float = call.get("alpha", 1e-4)
-    # ONNX puts the odd channel of an even window behind.
-    before = (size - 1) // 2
-    pads = [0] * (2 * x.ndim)
-    pads[1], pads[x.ndim + 1] = before, size - 1 - before
-    channels = x.shape[1]
+def _local_response(call: GradientRequest) -> Tensor:
+    x, channels, size = call.input(0), call.input(0).shape[1], int(call.get("size"))
     if not isinstance(channels, int):
         raise call.unsupported(f"the channels of {x!r} are not known; give them")
-    squares = emit("Pad", [x * x, ints(pads)], (x.shape[0], channels + size - 1, *x.shape[2:]))
-    total = sliced(squares, {1: slice(0, channels)})
-    for k in range(1, size):
-        total = total + sliced(squares, {1: slice(k, k + channels)})
-    bias: float = call.get("bias", 1.0)
-    power: float = call.get("beta", 0.75)
+    # ONNX puts the odd channel of an even window behind.
+    distance = np.subtract.outer(np.arange(channels), np.arange(channels))
+    band = (distance <= (size - 1) // 2) & (distance >= (size - 1) // 2 - size + 1)
+    total = reshape_like(asarray(band.astype(x.dtype)) @ fold(x * x, (0, 0, -1)), x)
+    defaults = {"bias": 1.0, "alpha": 1e-4, "beta": 0.75}
+    bias, alpha, power = (float(call.get(name, default)) for name, default in defaults.items())
     return x / (bias + total * (alpha / size)) ** power
 
 
-def _over_space(call: GradientRequest) -> tuple[int, ...]:
+def _spatial_axes(call: GradientRequest) -> tuple[int, ...]:
     return tuple(range(2, call.input(0).ndim))
 
 
-def _global_lp(call: GradientRequest) -> Tensor:
-    p = int(call.get("p", 2))
-    powers = xp.sum(xp.abs(call.input(0)) ** p, axis=_over_space(call), keepdims=True)
-    return root(powers, p)
-
-
-def _lp_pool(call: GradientRequest) -> Tensor:
-    p, kernel = int(call.get("p", 2)), call.get("kernel_shape")
-    window = {name: call.get(name) for name in ("kernel_shape", "strides", "pads", "dilations", "auto_pad")}
-    average = emit("AveragePool", [xp.abs(call.input(0)) ** p], call.y.shape, count_include_pad=1,
-                   ceil_mode=call.get("ceil_mode", 0), **window)  # fmt: skip
-    return root(average * float(math.prod(kernel)), p)
-
-
-def _with_heads(x: Tensor, heads: int) -> Tensor:
-    """Return (batch, sequence, heads * size) as (batch, heads, sequence, size); 4-D input is unchanged."""
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """Return (batch, sequence, heads * size) as (batch, heads, sequence, size), which a 4-D input has already."""
     return x if x.ndim == 4 else xp.permute_dims(fold(x, (0, 0, heads, -1)), (0, 2, 1, 3))
 
 
 def _attention(call: GradientRequest) -> Tensor:
     windows = [call.get(name, -1) for name in ("left_window_size", "right_window_size")]
     if any(call.maybe(i) is not None for i in (4, 5, 6)) or any(window >= 0 for window in windows):
-        raise call.unsupported(
-            "it has a cache of keys, or a window; write it with `nn.scaled_dot_product_attention`"
-        )
-    q = _with_heads(call.input(0), int(call.get("q_num_heads", 0)))
-    k, v = (_with_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
+        raise call.unsupported("it has a cache of keys, or a window; use `nn.scaled_dot_product_attention`")
+    q = _split_heads(call.input(0), int(call.get("q_num_heads", 0)))
+    k, v = (_split_heads(call.input(i), int(call.get("kv_num_heads", 0))) for i in (1, 2))
     heads, shared, size = q.shape[1], k.shape[1], q.shape[3]
     if not (isinstance(heads, int) and isinstance(shared, int) and isinstance(size, int)):
         raise call.unsupported("its heads and their size are not known; give them")
@@ -146,8 +99,8 @@ def _attention(call: GradientRequest) -> Tensor:
 
 def _cumulative_product(call: GradientRequest) -> Tensor:
     """Return products of ever more neighbours, in log2(n) steps: nothing is divided, so that factors may be 0."""
-    x, (given,) = call.input(0), call.constant(1, "axis")
-    axis, step = axis_of(given, x.ndim, "CumProd"), -1 if call.get("reverse", 0) else 1
+    x, step = call.input(0), -1 if call.get("reverse", 0) else 1
+    axis = axis_of(call.constant(1, "axis")[0], x.ndim, "CumProd")
     size = x.shape[axis]
     if not isinstance(size, int):
         raise call.unsupported(f"dimension {axis} of {x!r} is not known; give its size")
@@ -165,18 +118,9 @@ def _move(x: Tensor, axis: int, step: int) -> Tensor:
     return emit("Pad", [x, ints(pads), asarray(np.ones((), x.dtype))], x.shape)
 
 
-def _compress(call: GradientRequest) -> Tensor:
-    x, axis, condition = call.input(0), call.get("axis"), call.input(1)
-    # A constant condition has a known count, so that shapes behind it stay known.
-    known = constant_of(condition)
-    at = fold(emit("NonZero", [condition], (1, None), ir.DataType.INT64), (-1,))
-    places = at if known is None else ints(np.flatnonzero(known).tolist())
-    return xp.take(fold(x, (-1,)), places) if axis is None else xp.take(x, places, axis=axis)
-
-
 def _tile(call: GradientRequest) -> Tensor:
-    """Return the input with a dimension of its repeats before each of its own, as one tensor of the result's shape."""
     x, repeats = call.input(0), call.constant(1, "repeats")
+    # Each dimension gets one of its repeats in front.
     parts = xp.expand_dims(x, axis=list(range(0, 2 * x.ndim, 2)))
     shape = tuple(chain.from_iterable(zip(repeats, x.shape, strict=True)))
     wide = emit("Expand", [parts, ints([n for times in repeats for n in (times, 1)])], shape)
@@ -191,21 +135,15 @@ EXPANSIONS: Mapping[str, Expansion] = {
     "Mish": lambda c: c.input(0) * xp.tanh(elementwise("Softplus", c.input(0))),
     "Swish": _swish,
     "SwiGLU": lambda c: _swish(c) * c.input(1),
-    "Compress": _compress,
     "Tile": _tile,
     "CumProd": _cumulative_product,
     "BatchNormalization": _batch,
     "InstanceNormalization": _group,
     "GroupNormalization": _group,
     "RMSNormalization": _rms,
-    "MeanVarianceNormalization": _mean_variance,
-    "LpNormalization": _lp,
-    "LRN": _across_channels,
-    "GlobalAveragePool": lambda c: xp.mean(c.input(0), axis=_over_space(c), keepdims=True),
-    "GlobalMaxPool": lambda c: xp.max(c.input(0), axis=_over_space(c), keepdims=True),
-    "GlobalLpPool": _global_lp,
-    "LpPool": _lp_pool,
+    "LRN": _local_response,
+    "GlobalAveragePool": lambda c: xp.mean(c.input(0), axis=_spatial_axes(c), keepdims=True),
+    "GlobalMaxPool": lambda c: xp.max(c.input(0), axis=_spatial_axes(c), keepdims=True),
     "Attention": _attention,
-    "GridSample": grid_sample,
     **dict.fromkeys(("RNN", "GRU", "LSTM"), recurrent),
 }

@@ -1,4 +1,4 @@
-"""Gradients of products: MatMul, Gemm, Einsum, Conv, ConvTranspose; and of pooling, which slides windows too.
+"""Gradients of products: MatMul, Gemm, Einsum, Conv, ConvTranspose; of pooling, which slides windows; of Resize.
 
 The gradient of a convolution's input is a transposed convolution, that of its weight a convolution with the
 roles of batch and channel exchanged (Dumoulin and Visin, arXiv:1603.07285).  Spatial sizes have to be known;
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.autodiff.rule import GradientRequest, Row, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, multiply_along, sum_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
-from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, reshape_like, sliced
-from dask_ferro.graph.tensor.namespace import expand_dims, permute_dims, reshape, squeeze, zeros_like
-from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, emit, emit_all
+from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like, sliced
+from dask_ferro.graph.tensor.namespace import expand_dims, eye, permute_dims, reshape, squeeze, zeros_like
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, emit, emit_all, widened
 
 # ---- matrices ----------------------------------------------------------------------------------------------
 
 
-def _as_matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
+def _matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
     """Return both factors and g with at least two dimensions each."""
     a, b, g = call.input(0), call.input(1), call.g
     # numpy's matmul adds a dimension to a vector and drops it from the result; so does this.
@@ -38,16 +38,16 @@ def _as_matrices(call: GradientRequest) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _left_factor(call: GradientRequest) -> Tensor:
-    a, b, g = _as_matrices(call)
-    return reshape_like(summed_to(g @ b.mT, a), call.x)
+    a, b, g = _matrices(call)
+    return reshape_like(sum_to(g @ b.mT, a), call.x)
 
 
 def _right_factor(call: GradientRequest) -> Tensor:
-    a, b, g = _as_matrices(call)
+    a, b, g = _matrices(call)
     if b.ndim == 2 and a.ndim > 2:
         # The gradient of a weight is one product over the rows of all batches, not a sum of products.
         a, g = _rows(a), _rows(g)
-    return reshape_like(summed_to(a.mT @ g, b), call.x)
+    return reshape_like(sum_to(a.mT @ g, b), call.x)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -64,57 +64,40 @@ def _gemm(call: GradientRequest) -> Tensor:
     i, is_transposed = call.index, (call.get("transA", 0), call.get("transB", 0))
     other = call.input(1 - i) if is_transposed[1 - i] else call.input(1 - i).mT
     product = call.g @ other if i == 0 else other @ call.g
-    return _scaled(product.mT if is_transposed[i] else product, call.get("alpha", 1.0))
+    return _scale(product.mT if is_transposed[i] else product, call.get("alpha", 1.0))
 
 
-def _scaled(x: Tensor, factor: float) -> Tensor:
+def _scale(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
 def _einsum(call: GradientRequest) -> Tensor:
-    """Return the Einsum of the other terms with g in place of the result; labels of this term alone are repeated.
-
-    A dimension of size 1 that meets a larger one is taken away first, so that nothing broadcasts inside.
-    """
+    """Return the Einsum of the other terms with g in place of the result, repeated along labels of this term alone."""
     terms, result = _einsum_terms(call)
     own, x = terms[call.index], call.x
-    dims: dict[str, list[Shape]] = {}
-    for i, term in enumerate(terms):
-        for label, dim in zip(term, call.input(i).shape, strict=True):
-            dims.setdefault(label, []).append((dim,))
-    size = {label: broadcast(of_label, "Einsum")[0] for label, of_label in dims.items()}
     factors = [(result, call.g)]
-    shared: set[str] = set()
-    for i, term in enumerate(terms):
-        if i != call.index:
-            y = call.input(i)
-            shared.update(term)
-            ones = [k for k, label in enumerate(term) if y.shape[k] == 1 and size[label] != 1]
-            rest = "".join(label for k, label in enumerate(term) if k not in ones)
-            factors.append((rest, squeeze(y, ones)))
-    # Labels of the other factors: along these the gradient is computed, along the rest it is constant.
-    found = set("").union(*(term for term, _ in factors))
-    # A label of this term alone was summed over by the forward, so its gradient repeats along it.
-    kept = [i for i, label in enumerate(own) if label in found and x.shape[i] != 1]
-    equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in kept)
-    shape = tuple(size[own[i]] for i in kept)
-    g = emit("Einsum", [factor for _, factor in factors], shape, equation=equation)
-    g = expand_dims(g, axis=[i for i in range(x.ndim) if i not in kept])
-    unknown = any(x.shape[i] is None and own[i] in shared for i in kept)
-    g = summed_to(g, x) if unknown else g
-    return broadcast_like(g, x) if g.shape != x.shape or len(kept) < x.ndim else g
+    factors += [(term, call.input(i)) for i, term in enumerate(terms) if i != call.index]
+    dims: dict[str, list[Shape]] = {}
+    for term, y in factors:
+        for label, dim in zip(term, y.shape, strict=True):
+            dims.setdefault(label, []).append((dim,))
+    shared = [i for i, label in enumerate(own) if label in dims]
+    equation = ",".join(term for term, _ in factors) + "->" + "".join(own[i] for i in shared)
+    shape = tuple(broadcast(dims[own[i]], "Einsum")[0] for i in shared)
+    g = emit("Einsum", [y for _, y in factors], shape, equation=equation)
+    g = sum_to(expand_dims(g, axis=[i for i in range(x.ndim) if i not in shared]), x)
+    return g if g.shape == x.shape and len(shared) == x.ndim else broadcast_like(g, x)
 
 
 def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
-    """Return the labels of each input and of the result, with unused labels for an ellipsis."""
+    # An ellipsis becomes unused labels.
     equation = str(call.get("equation")).replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     labels = [term.replace("...", "") for term in terms]
     if any(len(set(label)) != len(label) for label in labels):
         raise call.unsupported(f"{equation!r} has a label twice in one term; write its diagonal out")
-    given = zip(labels, call.node.inputs, strict=True)
-    ranks = [x.ndim - len(label) for label, x in given if x is not None]
+    ranks = [call.input(i).ndim - len(label) for i, label in enumerate(labels)]
     free = [letter for letter in string.ascii_letters if letter not in equation][: max(ranks)]
     dots = "".join(free)
     spelled = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, ranks, strict=True)]
@@ -124,7 +107,7 @@ def _einsum_terms(call: GradientRequest) -> tuple[list[str], str]:
     return spelled, dots + "".join(alone)
 
 
-def _turned_back(call: GradientRequest) -> Tensor:
+def _rotate_back(call: GradientRequest) -> Tensor:
     """Return g turned by the opposite angles: each pair of features is a product with a rotation."""
     inputs = [call.g, call.input(1), -call.input(2), call.maybe(3)]
     return emit("RotaryEmbedding", inputs, call.x.shape, opset=call.node.opset, **call.node.attributes)
@@ -179,7 +162,7 @@ def _conv_transpose_window(call: GradientRequest) -> list[_Axis]:
     return _window(call, _space(call.input(1), call), _space(call.y, call), _space(call.input(0), call))
 
 
-def _slid(
+def _slide(
     op_type: str, call: GradientRequest, x: Tensor, w: Tensor, shape: Shape, window: list[_Axis], **more: Any
 ) -> Tensor:
     """Return a convolution, or a transposed one, in groups as the node has them."""
@@ -188,37 +171,35 @@ def _slid(
     return emit(op_type, [x, w], shape, group=call.get("group", 1), **geometry)
 
 
-def _transposed_conv(
-    call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, window: list[_Axis]
-) -> Tensor:
+def _transpose_conv(call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, window: list[_Axis]) -> Tensor:
     """Return the gradient of a convolution's input, which has a shape: `g` spread over it."""
     axes = zip(sizes(shape[2:]), _space(g, call), window, strict=True)
     extra = [n + a.before + a.after - (count - 1) * a.stride - a.reach for n, count, a in axes]
     # With ceil_mode the last window may end behind the padding.
     padded = [a._replace(after=a.after + max(-e, 0)) for a, e in zip(window, extra, strict=True)]
     rest = [max(e, 0) for e in extra]
-    return _slid("ConvTranspose", call, g, w, shape, padded, output_padding=rest)
+    return _slide("ConvTranspose", call, g, w, shape, padded, output_padding=rest)
 
 
 def _conv(call: GradientRequest, x: Tensor, w: Tensor, window: list[_Axis]) -> Tensor:
     axes = zip(_space(x, call), _space(w, call), window, strict=True)
     space = [window_size(n, m, a.stride, (a.before, a.after), a.dilation, "Conv") for n, m, a in axes]
-    return _slid("Conv", call, x, w, (x.shape[0], w.shape[0], *space), window)
+    return _slide("Conv", call, x, w, (x.shape[0], w.shape[0], *space), window)
 
 
-def _cut_to(x: Tensor, space: Sequence[Dim]) -> Tensor:
+def _crop(x: Tensor, space: Sequence[Dim]) -> Tensor:
     """Return the first elements of every spatial axis: strides leave a rest that is in no window."""
     cuts = {2 + i: slice(0, n) for i, n in enumerate(space) if isinstance(n, int) and x.shape[2 + i] != n}
     return sliced(x, cuts)
 
 
-def _weight_of(call: GradientRequest, x: Tensor, g: Tensor, window: list[_Axis]) -> Tensor:
+def _conv_weight(call: GradientRequest, x: Tensor, g: Tensor, window: list[_Axis]) -> Tensor:
     """Return the gradient of a convolution's weight: `x` convolved by `g`, batch and channel exchanged."""
     # In the gradient of a weight the output positions are the taps: strides become dilations, and back.
     swapped = [a._replace(stride=a.dilation, dilation=a.stride) for a in window]
     kernel = permute_dims(g, [1, 0, *range(2, g.ndim)])
     product = _conv(call, _channels_first(call, x), kernel, swapped)
-    return permute_dims(_cut_to(product, [a.kernel for a in window]), [1, 0, *range(2, g.ndim)])
+    return permute_dims(_crop(product, [a.kernel for a in window]), [1, 0, *range(2, g.ndim)])
 
 
 def _channels_first(call: GradientRequest, x: Tensor) -> Tensor:
@@ -233,7 +214,7 @@ def _channels_first(call: GradientRequest, x: Tensor) -> Tensor:
     return fold(permute_dims(parts, [2, 1, 0, *range(3, parts.ndim)]), (channels // group, -1, *space))
 
 
-def _per_channel(call: GradientRequest) -> Tensor:
+def _bias(call: GradientRequest) -> Tensor:
     return call.g.sum(axis=[0, *range(2, call.g.ndim)])
 
 
@@ -259,13 +240,12 @@ def _average_pool(call: GradientRequest) -> Tensor:
     """Return g over its window's count, spread by a transposed convolution with ones."""
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
-    # The mean of a window divides by its count, which differs at the borders.
-    # The counts depend on shapes alone, so they are a constant of the graph.
+    # A window's count differs at the borders; counts depend on shapes alone, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     planes = fold(shared, (-1, 1, *counts))
     ones = asarray(np.ones((1, 1, *(a.kernel for a in window)), call.g.dtype))
-    spread = _transposed_conv(call, planes, ones, (*planes.shape[:2], *space), window)
+    spread = _transpose_conv(call, planes, ones, (*planes.shape[:2], *space), window)
     return reshape_like(spread, call.x)
 
 
@@ -281,21 +261,56 @@ def _counts(
     return reduce(np.multiply.outer, along)
 
 
+# ---- resizing ----------------------------------------------------------------------------------------------
+
+
+def _resize(call: GradientRequest) -> Tensor:
+    """Return g times the matrix of the resize of each axis: a Resize is linear along each."""
+    mode = call.get("coordinate_transformation_mode", "half_pixel")
+    if mode == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise call.unsupported("it crops, or keeps an aspect ratio")
+    x, g = call.x, widened(call.g)
+    axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
+    scales: list[float | None] = call.values(2, "scales").tolist() or [None] * len(axes)
+    for axis, scale in zip(axes, scales, strict=True):
+        n, m = x.shape[axis], call.y.shape[axis]
+        # Exporters compute the sizes of all axes; the rows of a batch are not resized.
+        is_batch = axis == 0 and m is None
+        if scale == 1 or (scale is None and (is_batch or (n is not None and n == m))):
+            continue
+        if not isinstance(n, int) or not isinstance(m, int):
+            raise call.unsupported(f"sizes of {x!r} or {call.y!r} are not known; give them")
+        g = multiply_along(g, axis, _resize_matrix(call, n, m, scale, g.dtype).mT)
+    return cast(g, x.type.dtype)
+
+
+def _resize_matrix(
+    call: GradientRequest, n: int, m: int, scale: float | None, dtype: np.dtype[Any]
+) -> Tensor:
+    """Return (n, m): the same Resize of an identity, which breaks a tie of the nearest neighbours alike."""
+    identity = reshape(eye(n, dtype=dtype), (1, 1, n, n))
+    size: list[Tensor | None] = [asarray([1.0, 1.0, 1.0, scale])] if scale else [None, ints([1, 1, n, m])]
+    attributes = {name: value for name, value in call.node.attributes.items() if name != "axes"}
+    resized = emit("Resize", [identity, None, *size], (1, 1, n, m), opset=call.node.opset, **attributes)
+    return squeeze(resized, (0, 1))
+
+
 TABLE: dict[str, Row] = {
     "MatMul": (_left_factor, _right_factor),
-    "Gemm": (_gemm, _gemm, lambda c: _scaled(summed_to(c.g, c.x), c.get("beta", 1.0))),
+    "Gemm": (_gemm, _gemm, lambda c: _scale(sum_to(c.g, c.x), c.get("beta", 1.0))),
     "Einsum": (_einsum,),
-    "RotaryEmbedding": (_turned_back, None, None, None),
+    "RotaryEmbedding": (_rotate_back, None, None, None),
     "Conv": (
-        lambda c: _transposed_conv(c, c.g, c.input(1), c.x.shape, _conv_window(c)),
-        lambda c: _weight_of(c, c.input(0), c.g, _conv_window(c)),
-        _per_channel,
+        lambda c: _transpose_conv(c, c.g, c.input(1), c.x.shape, _conv_window(c)),
+        lambda c: _conv_weight(c, c.input(0), c.g, _conv_window(c)),
+        _bias,
     ),
     "ConvTranspose": (
-        lambda c: _cut_to(_conv(c, c.g, c.input(1), _conv_transpose_window(c)), c.x.shape[2:]),
-        lambda c: _weight_of(c, c.g, c.input(0), _conv_transpose_window(c)),
-        _per_channel,
+        lambda c: _crop(_conv(c, c.g, c.input(1), _conv_transpose_window(c)), c.x.shape[2:]),
+        lambda c: _conv_weight(c, c.g, c.input(0), _conv_transpose_window(c)),
+        _bias,
     ),
     "MaxPool": (_max_pool,),
     "AveragePool": (_average_pool,),
+    "Resize": (_resize, None, None, None),
 }

@@ -8,31 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dask_ferro.graph.autodiff.rule import GradientRequest, Row, kept, reduced_axes, shared_over, summed_to
+from dask_ferro.graph.autodiff.rule import GradientRequest, Row, sum_to
+from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import broadcast_like
-from dask_ferro.graph.tensor.namespace import exp, reciprocal, sign, sqrt, where
-from dask_ferro.graph.tensor.statistical import reduce
+from dask_ferro.graph.tensor.namespace import exp, expand_dims, reciprocal, sign, sqrt, where
+from dask_ferro.graph.tensor.statistical import count_over, reduce
 from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
 
 
-def _back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -> Row:
-    """Return the row of a reduction: `rule(call, g, y)`, with the axes of g and y kept."""
+def _axes(call: GradientRequest) -> tuple[int, ...]:
+    rank, axes = call.input(0).ndim, call.constant(1, "axes")
+    # No axes means all, unless the node says that it means none.
+    if not axes:
+        return () if call.get("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted(axis_of(axis, rank, call.node.op_type) for axis in axes))
+
+
+def _keep_axes(call: GradientRequest, reduced: Tensor) -> Tensor:
+    """Return a reduction's result, or its gradient, with the reduced axes as ones."""
+    return reduced if call.get("keepdims", 1) else expand_dims(reduced, axis=list(_axes(call)))
+
+
+def _broadcast_back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -> Row:
+    """Return the row of a reduction: `rule(call, g, y)`, the reduced axes of g and y as ones."""
 
     def fn(call: GradientRequest) -> Tensor:
-        return broadcast_like(rule(call, kept(call, call.g), kept(call, call.y)), call.x)
+        return broadcast_like(rule(call, _keep_axes(call, call.g), _keep_axes(call, call.y)), call.x)
 
     return (fn, None)
+
+
+def _mean(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
+    # A count need not fit into half precision: float16 ends at 65,504.
+    wide = widened(g)
+    return cast(wide / count_over(call.x, _axes(call), wide.type.dtype), g.type.dtype)
 
 
 def _extreme(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     # Equality is exact here: a maximum is one of its elements, never rounded.
     hits = cast(call.x == y, g.type.dtype)
-    return g * hits / reduce("ReduceSum", hits, reduced_axes(call), keepdims=True)
+    return g * hits / reduce("ReduceSum", hits, _axes(call), keepdims=True)
 
 
 def _product(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of a product: y / x without a zero, the product of the others at one zero, else 0."""
-    axes, zero = reduced_axes(call), call.x == 0
+    axes, zero = _axes(call), call.x == 0
     # Zeros are replaced before the division, or 0 / 0 would poison the gradient with NaN.
     filled = where(zero, 1.0, call.x)
     others = reduce("ReduceProd", filled, axes, keepdims=True)
@@ -59,11 +79,9 @@ def _log_softmax(call: GradientRequest) -> Tensor:
 # Layer normalization: y = scale * z + bias, with z the standardized x.
 
 
-def standardized(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x minus its mean over its standard deviation, and 1 over the deviation.
-
-    Both are float32 where x is of half precision, as ONNX's `stash_type` asks: squares of float16 end at 256 * 256.
-    """
+def standardize(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
+    """Return x minus its mean over its standard deviation, and 1 over the deviation, in float32 for half precision."""
+    # ONNX's `stash_type` asks for it: squares of float16 end at 256 * 256.
     x = widened(half)
     centred = x - reduce("ReduceMean", x, axes, keepdims=True)
     variance = reduce("ReduceMean", centred * centred, axes, keepdims=True)
@@ -76,7 +94,7 @@ def _layer_parts(call: GradientRequest) -> tuple[tuple[int, ...], Tensor, Tensor
     if any(g is not None for g in call.grads[1:]):
         raise call.unsupported("its mean and deviation outputs are differentiated; compute them with `mean`")
     axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
-    return axes, *standardized(x, axes, call.get("epsilon", 1e-5))
+    return axes, *standardize(x, axes, call.get("epsilon", 1e-5))
 
 
 def _layer_input(call: GradientRequest) -> Tensor:
@@ -88,23 +106,23 @@ def _layer_input(call: GradientRequest) -> Tensor:
 
 
 TABLE: dict[str, Row] = {
-    "ReduceSum": (lambda c: broadcast_like(kept(c, c.g), c.x) if reduced_axes(c) else c.g, None),
-    "ReduceMean": _back(lambda c, g, y: shared_over(g, c.x, reduced_axes(c))),
-    "ReduceMax": _back(_extreme),
-    "ReduceMin": _back(_extreme),
-    "ReduceProd": _back(_product),
-    "ReduceL1": _back(lambda c, g, y: g * sign(c.x)),
+    "ReduceSum": _broadcast_back(lambda c, g, y: g),
+    "ReduceMean": _broadcast_back(_mean),
+    "ReduceMax": _broadcast_back(_extreme),
+    "ReduceMin": _broadcast_back(_extreme),
+    "ReduceProd": _broadcast_back(_product),
+    "ReduceL1": _broadcast_back(lambda c, g, y: g * sign(c.x)),
     # It is 0 at 0.
-    "ReduceL2": _back(lambda c, g, y: where(y == 0, 0.0, g * c.x / where(y == 0, 1.0, y))),
-    "ReduceSumSquare": _back(lambda c, g, y: 2.0 * g * c.x),
-    "ReduceLogSum": _back(lambda c, g, y: g / exp(y)),
-    "ReduceLogSumExp": _back(lambda c, g, y: g * exp(c.x - y)),
+    "ReduceL2": _broadcast_back(lambda c, g, y: where(y == 0, 0.0, g * c.x / where(y == 0, 1.0, y))),
+    "ReduceSumSquare": _broadcast_back(lambda c, g, y: 2.0 * g * c.x),
+    "ReduceLogSum": _broadcast_back(lambda c, g, y: g / exp(y)),
+    "ReduceLogSumExp": _broadcast_back(lambda c, g, y: g * exp(c.x - y)),
     "CumSum": (_cumulative_sum, None),
     "Softmax": (_softmax,),
     "LogSoftmax": (_log_softmax,),
     "LayerNormalization": (
         _layer_input,
-        lambda c: cast(summed_to(widened(c.g) * _layer_parts(c)[1], c.x), c.x.type.dtype),
-        lambda c: summed_to(c.g, c.x),
+        lambda c: cast(sum_to(widened(c.g) * _layer_parts(c)[1], c.x), c.x.type.dtype),
+        lambda c: sum_to(c.g, c.x),
     ),
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from dask_ferro.graph.ir.nodes import Operands
-from dask_ferro.graph.ops.facts import BILINEAR, EXP, UNKNOWN_TO_KEEP, Flops, OpFacts, per_input, rows_of
+from dask_ferro.graph.ops.facts import BILINEAR, UNKNOWN_TO_KEEP, Flops, OpFacts, per_input, rows_of
 from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, all_but, first_dimension
 from dask_ferro.graph.ops.states import Finding, Rows, State
 
@@ -23,41 +23,15 @@ def _conv_transpose(o: Operands) -> float:
     return 2.0 * o.size(0) * prod(o.shape(1)[1:]) + o.has(2) * o.out()
 
 
-def _deform_conv(o: Operands) -> float:
-    """A convolution whose every input is sampled between pixels."""
-    samples = o.shape(0)[1:2] + o.shape(1)[2:] + o.out_shape()[:1] + o.out_shape()[2:]
-    return conv_flops(1, 3)(o) + BILINEAR * prod(samples)
-
-
-def _causal_conv(o: Operands) -> float:
-    activation = 0.0 if str(o.attribute("activation", "none")) == "none" else EXP + 3
-    return o.out() * (2.0 * prod(o.shape(1)[2:]) + o.has(2) + activation)
-
-
 def _pool_flops(o: Operands) -> float:
     return float(o.out() * prod(o.attribute("kernel_shape", ())))
 
 
 def _taps(o: Operands) -> float:
     """Interpolation: 2 (linear) or 4 (cubic) neighbours for each dimension that is resampled."""
-    mode = str(o.attribute("mode", "linear" if o.node.op_type == "GridSample" else "nearest"))
-    if "nearest" in mode:
-        return 0.0
-    given, made = o.shape(0), o.out_shape()
-    if o.node.op_type == "GridSample":
-        dims = max(1, len(given) - 2)
-    else:
-        dims = sum(a != b for a, b in zip(given, made, strict=False))
-    return 2.0 * o.out() * float((4 if "cubic" in mode else 2) ** dims)
-
-
-def _roi_align(o: Operands) -> float:
-    samples = o.attribute("sampling_ratio", 0) or 2  # 0 adapts to the box: two a side is usual
-    return BILINEAR * o.out() * samples**2
-
-
-def _affine_grid(o: Operands) -> float:
-    return o.out() * 2.0 * ((o.out_shape() or (1,))[-1] + 1)
+    mode = str(o.attribute("mode", "nearest"))
+    dims = sum(a != b for a, b in zip(o.shape(0), o.out_shape(), strict=False))
+    return 0.0 if mode == "nearest" else 2.0 * o.out() * float((4 if mode == "cubic" else 2) ** dims)
 
 
 # Labels.
@@ -85,14 +59,13 @@ def _causal(o: TypedNode) -> Rule:
 
 
 def _window(o: TypedNode) -> range:
-    """Of pools: all but batch and channels."""
     return range(2, o.rank())
 
 
 def _largest(o: TypedNode) -> Rule | None:
     """MaxPool: its indices count through the whole tensor, so they have no labels."""
-    found = all_but(_window)(o)
-    return found and found._replace(outputs=found.outputs[:1])
+    rule = all_but(_window)(o)
+    return rule and rule._replace(outputs=rule.outputs[:1])
 
 
 # Rows of a batch.
@@ -112,8 +85,8 @@ def _resized_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
 TABLE: Mapping[str, OpFacts] = {
     "Conv": OpFacts(conv_flops(1, 2), labels=_conv(("m", "c"))),
     "ConvTranspose": OpFacts(_conv_transpose, labels=_conv(("c", "m"))),
-    "DeformConv": OpFacts(_deform_conv, labels=first_dimension(0, 2, 4)),
-    "CausalConvWithState": OpFacts(_causal_conv, labels=_causal),
+    "DeformConv": OpFacts(conv_flops(1, 3), labels=first_dimension(0, 2, 4)),
+    "CausalConvWithState": OpFacts(conv_flops(1, 2), labels=_causal),
     "AveragePool": OpFacts(_pool_flops, labels=all_but(_window, (0,))),
     "LpPool": OpFacts(_pool_flops, labels=all_but(_window)),
     "MaxPool": OpFacts(_pool_flops, labels=_largest),
@@ -122,9 +95,9 @@ TABLE: Mapping[str, OpFacts] = {
     "GlobalLpPool": OpFacts(per_input(2), labels=all_but(_window)),
     "MaxUnpool": OpFacts(0),
     "MaxRoiPool": OpFacts(per_input(1)),
-    "RoiAlign": OpFacts(_roi_align),
+    "RoiAlign": OpFacts(4 * BILINEAR),
     "Col2Im": OpFacts(per_input(1), labels=first_dimension(0)),
     **rows_of("Resize Upsample", OpFacts(_taps, row_states=_resized_rows, takes_sizes="in shapes")),
-    "GridSample": OpFacts(_taps, labels=first_dimension(0, 1)),
-    "AffineGrid": OpFacts(_affine_grid),
+    "GridSample": OpFacts(BILINEAR, labels=first_dimension(0, 1)),
+    "AffineGrid": OpFacts(8),
 }

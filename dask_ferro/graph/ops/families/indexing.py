@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log2
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, per_input
@@ -11,14 +10,8 @@ from dask_ferro.graph.ops.families.reductions import sorting
 from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, all_but, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
-# Boxes that a suppression keeps in a class when nothing bounds them, and the FLOPs to intersect two.
-KEPT_BOXES, INTERSECTION = 100, 16.0
-
-
-def _suppression(o: Operands) -> float:
-    """Scores of a class are sorted, and every box is held against those that were kept."""
-    boxes = (*o.shape(0), 1, 1)[1]
-    return o.size(1) * (log2(max(2, boxes)) + INTERSECTION * min(boxes, KEPT_BOXES))
+# A suppression compares each box with about 100 that it keeps in a class; 16 FLOPs intersect two.
+_SUPPRESSION = 1600.0
 
 
 def _scatter_flops(o: Operands) -> float:
@@ -120,6 +113,6 @@ TABLE: Mapping[str, OpFacts] = {
         row_states=_compressed_rows,
     ),
     "NonZero": OpFacts(per_input(1), combines=_NUMBERED),
-    "NonMaxSuppression": OpFacts(_suppression, combines=_NUMBERED),
+    "NonMaxSuppression": OpFacts(lambda o: _SUPPRESSION * o.size(1), combines=_NUMBERED),
     "Unique": OpFacts(sorting, combines="compares them with each other"),
 }

@@ -12,16 +12,7 @@ from math import prod
 
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, keeps_sizes, rows_of
-from dask_ferro.graph.ops.labels import (
-    REDUCTIONS,
-    Dims,
-    Rule,
-    TypedNode,
-    aligned,
-    all_but,
-    names,
-    without,
-)
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, aligned, all_but, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # Where exporters write "to the end", they write at least this.
@@ -75,8 +66,8 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
 
 def _expanded(o: TypedNode) -> Rule:
     out = o.out_shape()
-    made = aligned(o.shape(0), out)
-    return _moved((made,), ((None,) * (len(out) - len(made)) + made,), shape=1)
+    operand = aligned(o.shape(0), out)
+    return _moved((operand,), ((None,) * (len(out) - len(operand)) + operand,), shape=1)
 
 
 def _joined(o: TypedNode) -> Rule:
@@ -131,8 +122,8 @@ def _reshaped_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
 def _known_shape(o: TypedNode, value: object) -> tuple[int, ...] | None:
     """The shape of a value without unknown and empty dimensions."""
     shape = None if value is None else type_of(value, o.types).shape  # type: ignore[arg-type]
-    found = tuple(d for d in shape or () if isinstance(d, int) and d)
-    return found if shape is not None and len(found) == len(shape) else None
+    sizes = tuple(d for d in shape or () if isinstance(d, int) and d)
+    return sizes if shape is not None and len(sizes) == len(shape) else None
 
 
 def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) -> Rows | None:
@@ -205,14 +196,14 @@ def filled(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
 
 def _stretched(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     """The rows that a value is repeated for, along a new axis or one of length 1."""
-    made, data = filled(o, elements, rows), o.node.inputs[0]
-    if not isinstance(made, Rows):
-        return made
+    state, data = filled(o, elements, rows), o.node.inputs[0]
+    if not isinstance(state, Rows):
+        return state
     shape = None if data is None else type_of(data, o.types).shape
-    ahead = made.dim - len(elements[-1] or ())
+    ahead = state.dim - len(elements[-1] or ())
     if shape is None or (-ahead <= len(shape) and shape[ahead] != 1):
         return Finding(False, "repeats what is no row")
-    return made
+    return state
 
 
 def _joined_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:

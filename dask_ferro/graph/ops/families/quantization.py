@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 from dask_ferro.graph.ops.facts import OpFacts, per_input
 from dask_ferro.graph.ops.families.convolution import conv_flops
 from dask_ferro.graph.ops.families.linear import product_flops
-from dask_ferro.graph.ops.labels import (
-    Dims,
-    Labels,
-    Rule,
-    TypedNode,
-    aligned,
-    first_dimension,
-    names,
-)
+from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, aligned, first_dimension, names
 
 RANGE_OF_ALL = "quantizes them by the range of all"
 

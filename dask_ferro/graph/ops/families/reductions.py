@@ -28,35 +28,23 @@ def _reduction(reduction: str | None = None, *linear: tuple[int, ...], commutes:
     """All dimensions; a reduced one is split if the results of its parts can be reduced again."""
 
     def labels(o: TypedNode) -> Rule | None:
-        given = o.constant(1) if o.has(1) else tuple(o.attribute("axes", ()))
-        if given is None or (not given and o.attribute("noop_with_empty_axes", 0)):
+        listed = o.constant(1) if o.has(1) else tuple(o.attribute("axes", ()))
+        if listed is None or (not listed and o.attribute("noop_with_empty_axes", 0)):
             return None
         dims = names(o.rank())
-        axes = [axis % o.rank() for axis in given] or range(o.rank())
-        kept = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
+        axes = [axis % o.rank() for axis in listed] or range(o.rank())
+        result = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
         if reduction == "mean" and not o.is_float():
-            return Rule((dims,), (kept,))
-        return Rule((dims,), (kept,), reduction, linear, tuple(commutes.split()))
+            return Rule((dims,), (result,))
+        return Rule((dims,), (result,), reduction, linear, tuple(commutes.split()))
 
     return labels
 
 
 def _arg(o: TypedNode) -> Rule:
     dims, axes = names(o.rank()), (o.axis(0),)
-    kept = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
-    return Rule((without(dims, axes),), (kept,))
-
-
-def _loss(o: TypedNode) -> Rule | None:
-    """Batch and the dimensions behind the classes; a mean only where each element counts the same."""
-    scores = without(names(o.rank()), (1,))
-    labels = dropped(scores, (1,))
-    kind = str(o.attribute("reduction", "mean"))
-    if kind == "mean" and (o.has(2) or "ignore_index" in o.node.attributes):
-        return None
-    loss = labels if kind == "none" else ()
-    outputs = (loss, scores)[: len(o.node.outputs)]
-    return Rule((scores, labels), outputs, None if kind == "none" else kind)
+    result = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
+    return Rule((without(dims, axes),), (result,))
 
 
 # Rows of a batch.
@@ -88,7 +76,7 @@ TABLE: Mapping[str, OpFacts] = {
     "CumSum": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1), (0,)), row_states=_running),
     "CumProd": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1)), row_states=_running),
     "TopK": OpFacts(sorting, labels=all_but(lambda o: (o.axis(-1),))),
-    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP), labels=_loss),
-    "NegativeLogLikelihoodLoss": OpFacts(per_input(2), labels=_loss),
+    "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP)),
+    "NegativeLogLikelihoodLoss": OpFacts(per_input(2)),
     "TfIdfVectorizer": OpFacts(per_input(1)),
 }
