@@ -12,28 +12,23 @@ import os
 from collections.abc import Iterator, Mapping
 from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
-from dask_ferro.errors import ConfigError, did_you_mean
+import numpy as np
+
+from dask_ferro.errors import ConfigError, did_you_mean, is_count
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower.prepared.remote import is_address, without_secrets
-from dask_ferro.train.data.order import is_whole
-from dask_ferro.train.data.source import source_of
-from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
+from dask_ferro.train.batches import batches_of
+from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics
 from dask_ferro.train.program import Recipe, with_rate
 from dask_ferro.train.rates import RateOf, rate_of
-from dask_ferro.train.stopping import EarlyStopping
-from dask_ferro.train.training import CheckpointOptions, Fit
-from dask_ferro.train.trees import constants
-from dask_ferro.train.update.scaling import LossScale, loss_scale_of
+from dask_ferro.train.scaling import LossScale, loss_scale_of
+from dask_ferro.train.state import constants
+from dask_ferro.train.training import Fit
 
-_CHOICES = {
-    "last": ("keep", "drop"),
-    "precision": (None, *PRECISIONS),
-    "nonfinite": ("stop", "skip", "continue"),
-}
 # Keywords of `parallel` that are passed on.
 _OPTIONS = ("micro_batches", "schedule", "stages", "chunks", "reduction", "workers")
 
@@ -163,28 +158,54 @@ def fit(
     (18, [[3.0]])
     """
     metrics = {} if metrics is None else metrics
-    counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
-    choices = {"last": last, "precision": precision, "nonfinite": nonfinite, "monitor": monitor}
-    for name, value, fits, wanted in _rules(loss, metrics, optimizer, seed, counts, choices, clip, options):
+    _check_values(loss, metrics, optimizer)
+    counts = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "accumulate": accumulate,
+        "every": every,
+        "keep": keep,
+        "patience": patience,
+    }
+    choices = {
+        "last": (last, ("keep", "drop")),
+        "precision": (precision, (None, *PRECISIONS)),
+        "nonfinite": (nonfinite, ("stop", "skip", "continue")),
+        "monitor": (monitor, ("loss", *metrics)),
+        "reduction": (options.get("reduction", "mean"), ("mean", "sum")),
+    }
+    for name, value, fits, requirement in _rules(seed, counts, choices, clip):
         if not fits:
-            raise ConfigError(f"fit: {name}: got {value!r}, wanted {wanted}")
+            raise ConfigError(f"fit: {name}: got {value!r}, wanted {requirement}")
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         known = [*signature(fit).parameters, *_OPTIONS]
         raise ConfigError(
             f"fit: unknown option {', '.join(unknown)}; beside its own it takes {', '.join(_OPTIONS)} of ff.parallel"
             f"{did_you_mean(unknown[0], known)}"
         )
-    if "loss" in metrics:
-        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
     if every is not None and checkpoint is None:
         raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")
-    tensors, scale, rates = constants(params), loss_scale_of(loss_scale, precision), rate_of(lr)
-    update, options = optimizer if rates is None else with_rate(optimizer), {"plan": plan, **options}
-    recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, nonfinite, options)
-    names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
-    data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
-    keeping = CheckpointOptions(_folder(checkpoint), every, keep)
-    return Fit(recipe, tensors, data, epochs, rates, EarlyStopping(patience, monitor), keeping, progress)
+    rate = rate_of(lr)
+    recipe = Recipe(
+        loss=loss,
+        metrics=metrics,
+        optimizer=optimizer if rate is None else with_rate(optimizer),
+        rate=rate,
+        epochs=epochs,
+        clip=clip,
+        accumulate=accumulate,
+        precision=precision,
+        scale=loss_scale_of(loss_scale, precision),
+        nonfinite=nonfinite,
+        options={"plan": plan, **options},
+        folder=_folder(checkpoint),
+        every=every,
+        keep=keep,
+        patience=patience,
+        monitor=monitor,
+        progress=progress,
+    )
+    return Fit(recipe, constants(params), batches_of(batches, batch_size, seed, keeps_last=last == "keep"))
 
 
 def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
@@ -200,36 +221,41 @@ def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.path.abspath(path)
 
 
-def _rules(
-    loss: object,
-    metrics: Any,
-    optimizer: object,
-    seed: int | None,
-    counts: Mapping[str, int | None],
-    choices: Mapping[str, object],
-    clip: float | None,
-    options: Mapping[str, Any],
-) -> Iterator[tuple[str, object, bool, str]]:
-    """Yield each option with its value, whether that fits, and what does."""
+def _check_values(loss: object, metrics: Any, optimizer: object) -> None:
     is_optimizer = (
         hasattr(optimizer, "init") and hasattr(optimizer, "step") and not isinstance(optimizer, type)
     )
-    yield "optimizer", optimizer, is_optimizer, "one such as ff.optim.Adam(1e-3)"
-    yield "metrics", metrics, isinstance(metrics, Mapping), "them by name: {'accuracy': accuracy}"
+    if not is_optimizer:
+        raise ConfigError(f"fit: optimizer: got {optimizer!r}, wanted one such as ff.optim.Adam(1e-3)")
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"fit: metrics: got {metrics!r}, wanted them by name: {{'accuracy': accuracy}}")
+    if "loss" in metrics:
+        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
     for name, value in {"loss": loss, **{f"metrics: {n!r}": metric for n, metric in metrics.items()}}.items():
-        yield (
-            name,
-            value,
-            isinstance(value, Tensor) or callable(value),
-            "a function of (params, batch), or a Tensor",
-        )
-    yield "seed", seed, seed is None or is_whole(seed, 0), "a number from 0 on, or None"
+        if not (isinstance(value, Tensor) or callable(value)):
+            raise ConfigError(
+                f"fit: {name}: got {value!r}, wanted a function of (params, batch), or a Tensor"
+            )
+
+
+def _rules(
+    seed: object,
+    counts: Mapping[str, int | None],
+    choices: Mapping[str, tuple[object, tuple[object, ...]]],
+    clip: Any,
+) -> Iterator[tuple[str, object, bool, str]]:
+    """Yield each option with its value, whether that fits, and what does."""
     for name, count in counts.items():
         # A count that has a default is no None, but then the type checker says so.
-        yield name, count, count is None or is_whole(count, 1), "a number from 1 on"
-    for name, choice in choices.items():
-        known = _CHOICES.get(name, ("loss", *metrics))
+        yield name, count, count is None or _is_whole(count, 1), "a number from 1 on"
+    for name, (choice, known) in choices.items():
         yield name, choice, choice in known, f"one of {', '.join(map(repr, known))}"
-    yield "reduction", (sums := options.get("reduction", "mean")), sums in ("mean", "sum"), "'mean' or 'sum'"
-    is_norm = isinstance(clip, Real) and not isinstance(clip, bool) and clip > 0
+    fits = seed is None or (_is_whole(seed, 0) and int(seed) < 2**64)
+    yield "seed", seed, fits, "a number from 0 to below 2^64, or None for no shuffling"
+    is_norm = isinstance(clip, Real) and not isinstance(clip, bool) and float(clip) > 0
     yield "clip", clip, clip is None or is_norm, "a norm above 0"
+
+
+def _is_whole(value: object, least: int) -> TypeGuard[int]:
+    """Return whether a value is a count, of Python or numpy, of at least `least`."""
+    return is_count(int(value) if isinstance(value, np.integer) else value, least)

@@ -26,9 +26,9 @@ from dask_ferro.graph.tensor.namespace import sum as total
 from dask_ferro.graph.tensor.optim import Optimizer, State
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, widened
-from dask_ferro.train.update.scaling import LossScale, all_finite, next_scale
+from dask_ferro.train.scaling import LossScale, all_finite, next_scale
 
-# Arguments that the client gives with each batch.
+# Arguments that the client gives with each batch: its rows (float32), and whether it ends its group (bool).
 ROWS, ENDS = "fit.rows", "fit.ends"
 # Entries of the state: the loss scale, and whether the last batch changed the parameters (1 or 0), which no step reads.
 SCALE, UPDATED = "scale", "updated"
@@ -38,8 +38,7 @@ SCALE, UPDATED = "scale", "updated"
 class BatchUpdate:
     """An optimizer that takes the gradients of one batch, around the user's.
 
-    It `accumulates` the gradients of several batches, averaged by rows: the arguments `ROWS` and `ENDS` are then a
-    batch's rows (float32) and whether it is the last of its group (bool).  If losses are `sums` over rows, gradients
+    It `accumulates` the gradients of several batches, averaged by rows; gradients of losses that are `sums` over rows
     are added.  It `skips` a batch whose gradients are not finite, as with a loss scale.
     """
 
@@ -50,11 +49,6 @@ class BatchUpdate:
     scale: LossScale | None = None
     skips: bool = False
 
-    @property
-    def leaves_out(self) -> bool:
-        """Whether a batch may change nothing, so that the state says whether the last one did."""
-        return self.scale is not None or self.skips
-
     def init(self, params: Tree) -> State:
         """Return the state before the first batch."""
         state: dict[str, Any] = {"optimizer": self.optimizer.init(params)}
@@ -62,7 +56,7 @@ class BatchUpdate:
             state |= {"sums": pytree.mapped(_zeros, params), "rows": _number(0.0)}
         if self.scale is not None:
             state |= {SCALE: _number(self.scale.initial), "good": _number(0.0)}
-        if self.leaves_out:
+        if self.scale is not None or self.skips:
             state[UPDATED] = _number(0.0)
         # A part without tensors (plain SGD) is no part of the tree.
         return {name: part for name, part in state.items() if not _is_empty(part)}
@@ -77,22 +71,24 @@ class BatchUpdate:
         if self.scale is not None:
             scale = state[SCALE]
             grads = pytree.mapped(lambda g: g / cast(scale, g.type.dtype), grads)
-        if self.leaves_out:
+        if UPDATED in state:
             finite = all_finite(pytree.leaves(grads))
             conditions.append(finite)
             if self.scale is not None:
                 after[SCALE], after["good"] = next_scale(self.scale, state[SCALE], state["good"], finite)
         if self.accumulates:
-            grads, kept, conditions = self._accumulated(grads, state, finite)
-            after |= kept
+            grads, group, conditions = self._accumulated(grads, state, finite)
+            after |= group
         if self.clip is not None:
             grads = clipped(grads, self.clip)
-        given = state.get("optimizer", {})
+        # Optimizers expect gradients in the dtypes of their parameters.
+        grads = pytree.mapped(lambda w, g: cast(g, w.type.dtype), params, grads)
+        before = state.get("optimizer", {})
         # Its arithmetic is wasted on a batch that does not end its group; a branch could not be sharded.
-        moved, then = self.optimizer.step(params, _like(grads, params), given)
+        moved, then = self.optimizer.step(params, grads, before)
         if conditions:
             does = reduce(logical_and, conditions)
-            moved, then = _chosen(does, moved, params), _chosen(does, then, given)
+            moved, then = _chosen(does, moved, params), _chosen(does, then, before)
             after[UPDATED] = where(does, _number(1.0), _number(0.0))
         if not _is_empty(then):
             after["optimizer"] = then
@@ -101,22 +97,22 @@ class BatchUpdate:
     def _accumulated(
         self, grads: Tree, state: State, finite: Tensor | None
     ) -> tuple[Tree, dict[str, Tree], list[Tensor]]:
-        """Return the gradients of a group so far, the sums that stay, and the conditions of an update."""
+        """Return the gradients of a group so far, the group's entries of the state, and the conditions of an update."""
         rows, ends = argument(ROWS, (), np.float32), argument(ENDS, (), np.bool_)
-        share = rows if not self.sums else asarray(np.float32(1))
+        share = rows if not self.sums else _number(1.0)
         sums = pytree.mapped(lambda s, g: s + cast(share, g.type.dtype) * g, state["sums"], grads)
         count = state["rows"] + share
         if finite is not None:
             sums, count = _chosen(finite, sums, state["sums"]), where(finite, count, state["rows"])
         # All batches of a group may have been left out.
         conditions = [ends] if finite is None else [ends, count > 0.0]
-        divisor = asarray(np.float32(1)) if self.sums else maximum(count, asarray(np.float32(1)))
+        divisor = _number(1.0) if self.sums else maximum(count, _number(1.0))
         mean = pytree.mapped(lambda s: s / cast(divisor, s.type.dtype), sums)
-        kept = {
+        group = {
             "sums": pytree.mapped(lambda s: where(ends, asarray(np.zeros((), s.dtype)), s), sums),
             "rows": where(ends, _number(0.0), count),
         }
-        return mean, kept, conditions
+        return mean, group, conditions
 
 
 def clipped(grads: Tree, most: float) -> Tree:
@@ -130,11 +126,6 @@ def clipped(grads: Tree, most: float) -> Tree:
     # An infinite gradient is not hidden: its factor is 0, and 0 times inf is NaN.
     factor = where(norm > most, most / norm, asarray(np.ones((), norm.dtype)))
     return pytree.mapped(lambda g: g * cast(factor, g.type.dtype), grads)
-
-
-def _like(grads: Tree, params: Tree) -> Tree:
-    """Return gradients in the dtypes of their parameters, which optimizers expect."""
-    return pytree.mapped(lambda w, g: cast(g, w.type.dtype), params, grads)
 
 
 def _chosen(does: Tensor, after: Tree, before: Tree) -> Tree:

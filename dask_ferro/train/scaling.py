@@ -77,31 +77,31 @@ class LossScale:
             )
 
 
-def loss_scale_of(asked: LossScale | float | str | None, precision: str | None) -> LossScale | None:
+def loss_scale_of(option: LossScale | float | str | None, precision: str | None) -> LossScale | None:
     """Return the loss scale of a training: None without one; a number stays what it is."""
-    if asked is None:
+    if option is None and precision != "float16":
         # bfloat16 has float32's range.
-        return LossScale() if precision == "float16" else None
-    if isinstance(asked, LossScale):
-        return asked
-    if asked == DYNAMIC:
+        return None
+    if option is None or option == DYNAMIC:
         return LossScale()
-    if isinstance(asked, (int, float)) and not isinstance(asked, bool):
-        return LossScale(float(asked), growth=1.0, backoff=1.0)
+    if isinstance(option, LossScale):
+        return option
+    if isinstance(option, (int, float)) and not isinstance(option, bool):
+        return LossScale(float(option), growth=1.0, backoff=1.0)
     raise ConfigError(
-        f"fit: loss_scale: got {asked!r}, wanted {DYNAMIC!r}, a power of two, or ff.LossScale(...)"
+        f"fit: loss_scale: got {option!r}, wanted {DYNAMIC!r}, a power of two, or ff.LossScale(...)"
     )
 
 
 def next_scale(how: LossScale, scale: Tensor, good: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scale and the count of finite steps in a row (`good`) after a step, elementwise; both are float32."""
-    counted = good + 1.0
-    grows = logical_and(finite, counted >= float(how.interval))
+    count = good + 1.0
+    grows = logical_and(finite, count >= float(how.interval))
     grown = minimum(scale * how.growth, asarray(np.float32(_MOST)))
     # At 1 the loss itself is infinite, or NaN: no scale helps.
     shrunk = maximum(scale * how.backoff, asarray(np.float32(1)))
     after = where(finite, where(grows, grown, scale), shrunk)
-    return after, where(logical_and(finite, counted < float(how.interval)), counted, 0.0 * counted)
+    return after, where(logical_and(finite, count < float(how.interval)), count, 0.0 * count)
 
 
 def all_finite(gradients: Sequence[Tensor]) -> Tensor:
