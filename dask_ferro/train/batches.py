@@ -27,6 +27,8 @@ from dask_ferro.train.order import Rows, block_order, cut
 
 # Blocks of a file have at least so many rows: reading one costs a millisecond or more.
 _BLOCK_ROWS = 4096
+# Kinds of dtypes: objects, texts, bytes, times, time spans.  Other dtypes of `ml_dtypes` have V, as records have.
+_NO_NUMBERS = "OUSMm"
 _NUMBERS = "wanted numbers; encode it before, for instance as int64"
 
 
@@ -34,8 +36,8 @@ _NUMBERS = "wanted numbers; encode it before, for instance as int64"
 class Batch:
     """The arrays of a batch by name, and the user's form: a name in place of each array.
 
-    Names are the keys of a mapping, "batch_0" and so on in a tuple, and "batch" for one array.  `left_out` has why a
-    column is none of the arrays.
+    Names are the keys of a mapping, "batch_0" and so on in a tuple, and "batch" for one array.  `left_out` has the
+    reasons of those that have no numbers.
     """
 
     form: Any
@@ -53,7 +55,11 @@ class Batch:
             values = dict(zip(form, batch, strict=True))
         else:
             form, values = "batch", {"batch": batch}
-        return Batch(form, {name: as_array(value, f"batches: {name!r}") for name, value in values.items()})
+        arrays = {name: as_array(value, f"batches: {name!r}") for name, value in values.items()}
+        left_out = {
+            name: f"it has {a.dtype}, {_NUMBERS}" for name, a in arrays.items() if a.dtype.kind in _NO_NUMBERS
+        }
+        return Batch(form, {name: a for name, a in arrays.items() if name not in left_out}, left_out)
 
     @property
     def rows(self) -> int:
@@ -81,10 +87,10 @@ class Batch:
 
     @property
     def digest(self) -> str:
-        """A digest of the arrays but texts; empty if one is not in this process: to compute it would read it twice."""
+        """A digest of the arrays; empty if one is not in this process: to compute it would read it twice."""
         if any(map(is_dask_array, self.arrays.values())):
             return ""
-        arrays = [value for _, value in sorted(self.arrays.items()) if not value.dtype.hasobject]
+        arrays = [value for _, value in sorted(self.arrays.items())]
         memory = (np.ascontiguousarray(value).reshape(-1).view(np.uint8).data for value in arrays)
         return "-".join(map(xxhash.xxh3_128_hexdigest, memory))
 
@@ -175,29 +181,23 @@ def _listed(batches: Sequence[Any], seed: int | None) -> Batches:
 
 
 def _read_in_order(batches: Any) -> Batches:
-    is_used = False
-
     def epoch(number: int, start: int) -> Iterator[Batch]:
-        nonlocal is_used
         loader = batches(number) if callable(batches) else batches
         # PyTorch's convention for samplers that shuffle by epoch.
         for owner in (loader, getattr(loader, "sampler", None)):
             set_epoch = getattr(owner, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(number)
-        if iter(loader) is loader and not callable(batches):
-            if is_used:
-                raise ConfigError(
-                    f"fit: batches: got a {type(loader).__name__}, which can be read once, for a second epoch; give a"
-                    " list, a loader, or a function from an epoch's number to an iterable"
-                )
-            is_used = True
         is_empty = not start
         for batch in islice(loader, start, None):
             is_empty = False
             yield _copied(batch)
         if is_empty:
-            raise ConfigError(f"fit: batches: epoch {number} has none, wanted one batch or more in each")
+            raise ConfigError(
+                f"fit: batches: epoch {number} of a {type(batches).__name__} has none, wanted one batch or more in"
+                " each; an iterator can be read once: give a list, a loader, or a function from an epoch's number to an"
+                " iterable"
+            )
 
     return Batches(epoch, {"source": "batches", "batches": None, "seed": None})
 

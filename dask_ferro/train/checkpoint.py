@@ -10,14 +10,11 @@ gets its name by one rename.  Whatever is interrupted, the checkpoints before it
 by its checksum and reported: an earlier checkpoint is never used in silence.  Arrays that are not finite give none.
 
     manifest.json   {"format", "state": {"epoch", ...}, "facts": {"seed", ...}, "settings": {"optimizer.lr", ...},
-                     "files": {"rank-0.safetensors": "<checksum>"},
-                     "arrays": {"params.w": {"dtype": "float32", "shape": [64, 10], "parts": [
-                         {"file": "rank-0.safetensors", "key": "params.w[0:32, 0:10]", "start": [0, 0],
-                          "stop": [32, 10]}, ...]}, ...},
+                     "files": {"rank-0.safetensors": "<checksum>"}, "arrays": {"params.w": ["float32", [64, 10]], ...},
                      "check": "<checksum of all before it>"}
 
-A part is a box of an array; it is under the array's name where it is the whole array.  A checkpoint does not depend on
-the plan that wrote it: its arrays are whole once their parts are put together.
+A file has an array under its name, or a box of it under "params.w[0:32, 0:10]".  A checkpoint does not depend on the
+plan that wrote it: its arrays are whole once their boxes are put together.
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ import stat
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from hashlib import file_digest
@@ -140,7 +137,7 @@ def newest(
     if not (paths := _paths(folder)):
         return now
     path, manifest = paths[0], _read_manifest(paths[0])
-    was = {name: (array["dtype"], tuple(array["shape"])) for name, array in manifest["arrays"].items()}
+    was = {name: (dtype, tuple(shape)) for name, (dtype, shape) in manifest["arrays"].items()}
     if wrong := differences(manifest["facts"], facts) + differences(was, types):
         raise ConfigError(
             f"fit: checkpoint {path!r} is of another training: {'; '.join(wrong)}; give the same, or another folder"
@@ -148,7 +145,7 @@ def newest(
     if others := differences(manifest["settings"], settings):
         text = "; ".join(others)
         warnings.warn(f"fit: checkpoint {path!r}: other settings hold from here: {text}", stacklevel=4)
-    return now.restored(manifest["state"], _read_arrays(path, manifest))
+    return now.restored(manifest["state"], _read_arrays(path, manifest["files"], types))
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -176,22 +173,23 @@ def _read_manifest(path: str) -> dict[str, Any]:
     return manifest
 
 
-def _read_arrays(path: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    arrays = {name: np.empty(saved["shape"], saved["dtype"]) for name, saved in manifest["arrays"].items()}
-    with ExitStack() as stack:
-        files = {}
-        for name, check in manifest["files"].items():
-            file = os.path.join(path, name)
-            try:
-                if _checksum(file) != check:
-                    raise _damaged(path, name, "its checksum is wrong")
-            except OSError as error:
-                raise _damaged(path, name, error) from error
-            files[name] = stack.enter_context(safe_open(file, "numpy"))
-        for name, saved in manifest["arrays"].items():
-            for part in saved["parts"]:
-                box = tuple(map(slice, part["start"], part["stop"]))
-                arrays[name][box] = files[part["file"]].get_tensor(part["key"])
+def _read_arrays(path: str, files: Mapping[str, str], types: Types) -> dict[str, np.ndarray[Any, Any]]:
+    arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in types.items()}
+    for name, check in files.items():
+        file = os.path.join(path, name)
+        try:
+            if _checksum(file) != check:
+                raise _damaged(path, name, "its checksum is wrong")
+        except OSError as error:
+            raise _damaged(path, name, error) from error
+        with safe_open(file, "numpy") as opened_file:
+            for key in opened_file.keys():  # noqa: SIM118 - it is no mapping
+                if key in arrays:
+                    arrays[key][...] = opened_file.get_tensor(key)
+                    continue
+                array, _, box = key[:-1].rpartition("[")
+                slices = tuple(slice(*map(int, span.split(":"))) for span in box.split(", "))
+                arrays[array][slices] = opened_file.get_tensor(key)
     return arrays
 
 
@@ -220,8 +218,8 @@ def save(folder: str, state: TrainingState, types: Types, *, keep: int, **record
     part = os.path.join(folder, f".{os.path.basename(path)}.{uuid.uuid4().hex[:8]}.part")
     try:
         os.makedirs(part)
-        files, arrays = _write_arrays(part, state.arrays, types)
-        manifest = {"format": _FORMAT, "state": state.to_json(), **record, "files": files, "arrays": arrays}
+        files = _write_arrays(part, state.arrays, types)
+        manifest = {"format": _FORMAT, "state": state.to_json(), **record, "files": files, "arrays": types}
         put(os.path.join(part, _MANIFEST), sealed(manifest))
         _synchronise(part)
         # The same step may be there, if an error came after its rename.
@@ -241,40 +239,33 @@ def save(folder: str, state: TrainingState, types: Types, *, keep: int, **record
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_arrays(
-    folder: str, arrays: Mapping[str, Any], types: Types
-) -> tuple[dict[str, str], dict[str, Any]]:
-    """Write arrays, each part by a process that holds it; return checksums and arrays, as manifests have them."""
+def _write_arrays(folder: str, arrays: Mapping[str, Any], types: Types) -> dict[str, str]:
+    """Write arrays, each part by a process that holds it; return the checksums of the files."""
     client, futures = live_client(), _futures(arrays)
-    _wait(futures.values())
+    if futures:
+        # Loading distributed takes a third of a second, and a process without workers does not need it.
+        from distributed import wait
+
+        wait(list(futures.values()))
     workers = client.who_has(list(futures.values())) if futures else {}
     if not all(workers.values()):
         raise CancelledError("parts were lost with their workers")
-    saved: dict[str, Any] = {}
-    # By the address of a worker, or None for this process: its file, and the keys there with what is under them.
-    groups: dict[str | None, tuple[str, list[tuple[str, Any, int]]]] = {}
+    # By the address of a worker, of several with copies the first, or None for this process.
+    pieces: dict[str | None, list[tuple[str, Any, int]]] = {}
     for name, value in arrays.items():
-        dtype, shape = types[name]
-        saved[name] = {"dtype": dtype, "shape": shape, "parts": []}
-        for part, item, start, stop in _parts(value, shape):
-            # Several workers may have copies.
+        for key, part, item in _parts(name, value, types[name][1]):
             holder = min(workers[part]) if part in futures else None
-            file, pieces = groups.setdefault(holder, (f"rank-{len(groups)}.safetensors", []))
-            box = ", ".join(f"{low}:{high}" for low, high in zip(start, stop, strict=True))
-            key = name if stop == shape and not any(start) else f"{name}[{box}]"
-            pieces.append((key, futures.get(part, value), item))
-            saved[name]["parts"].append({"file": file, "key": key, "start": start, "stop": stop})
+            pieces.setdefault(holder, []).append((key, futures.get(part, value), item))
     files: dict[str, Any] = {}
-    for holder, (file, pieces) in groups.items():
+    for number, (holder, own) in enumerate(pieces.items()):
+        file = f"rank-{number}.safetensors"
         path = os.path.join(folder, file)
         if holder is None:
-            files[file] = write_file(path, pieces)
+            files[file] = write_file(path, own)
         else:
             where = {"workers": holder, "allow_other_workers": True, "pure": False}
-            files[file] = client.submit(write_file, path, pieces, **where)
-    # One that is still writing after an error of another would keep the folder from being removed.
-    _wait(task for task in files.values() if hasattr(task, "key"))
-    return client.gather(files) if futures else files, saved
+            files[file] = client.submit(write_file, path, own, **where)
+    return client.gather(files) if futures else files
 
 
 def _futures(arrays: Mapping[str, Any]) -> dict[Any, Any]:
@@ -288,25 +279,18 @@ def _futures(arrays: Mapping[str, Any]) -> dict[Any, Any]:
     return futures
 
 
-def _wait(futures: Iterable[Any]) -> None:
-    if waited := list(futures):
-        # Loading distributed takes a third of a second, and a process without workers does not need it.
-        from distributed import wait
-
-        wait(waited)
-
-
-def _parts(value: Any, shape: tuple[int, ...]) -> Iterator[tuple[Any, int, tuple[int, ...], tuple[int, ...]]]:
-    """Yield the key of each part, its position in a tuple, and its first and last index (excluded) on each axis."""
+def _parts(name: str, value: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, Any, int]]:
+    """Yield for each part its key in the file, its key in Dask, and its position in a tuple there."""
     if not isinstance(value, ShardedArray):
-        yield None, -1, (0,) * len(shape), shape
+        yield name, None, -1
         return
     # Of equal parts, that of the lowest rank.
     for rank in sorted(set(holders(value.port.layout, value.mesh))):
         slices = box_of(shape, value.port.layout, value.mesh, rank)
         box = [one.indices(size)[:2] for one, size in zip(slices, shape, strict=True)]
-        start, stop = tuple(low for low, _ in box), tuple(high for _, high in box)
-        yield value.keys[rank], value.items[rank], start, stop
+        text = ", ".join(f"{start}:{stop}" for start, stop in box)
+        is_whole = box == [(0, size) for size in shape]
+        yield name if is_whole else f"{name}[{text}]", value.keys[rank], value.items[rank]
 
 
 def write_file(path: str, pieces: Sequence[tuple[str, Any, int]]) -> str:

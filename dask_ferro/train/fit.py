@@ -9,10 +9,10 @@ There are no callbacks: what is to happen between two steps is written in the lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from dask_ferro.train.batches import batches_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics
 from dask_ferro.train.program import Recipe, with_rate
 from dask_ferro.train.rates import RateOf, rate_of
-from dask_ferro.train.scaling import LossScale, loss_scale_of
 from dask_ferro.train.state import constants
 from dask_ferro.train.training import Fit
+from dask_ferro.train.update import LossScale, loss_scale_of
 
 # Keywords of `parallel` that are passed on.
 _OPTIONS = ("micro_batches", "schedule", "stages", "chunks", "reduction", "workers")
@@ -158,25 +158,23 @@ def fit(
     (18, [[3.0]])
     """
     metrics = {} if metrics is None else metrics
-    _check_values(loss, metrics, optimizer)
+    _check_roles(loss, metrics, optimizer)
     counts = {
         "epochs": epochs,
         "batch_size": batch_size,
         "accumulate": accumulate,
         "every": every,
         "keep": keep,
-        "patience": patience,
     }
-    choices = {
-        "last": (last, ("keep", "drop")),
-        "precision": (precision, (None, *PRECISIONS)),
-        "nonfinite": (nonfinite, ("stop", "skip", "continue")),
-        "monitor": (monitor, ("loss", *metrics)),
-        "reduction": (options.get("reduction", "mean"), ("mean", "sum")),
-    }
-    for name, value, fits, requirement in _rules(seed, counts, choices, clip):
-        if not fits:
-            raise ConfigError(f"fit: {name}: got {value!r}, wanted {requirement}")
+    _check_count(1, **counts, patience=patience)
+    _check_count(0, seed=seed)
+    _check_choice("last", last, "keep", "drop")
+    _check_choice("precision", precision, None, *PRECISIONS)
+    _check_choice("nonfinite", nonfinite, "stop", "skip", "continue")
+    _check_choice("monitor", monitor, "loss", *metrics)
+    _check_choice("reduction", options.get("reduction", "mean"), "mean", "sum")
+    if clip is not None and not (isinstance(clip, Real) and not isinstance(clip, bool) and float(clip) > 0):
+        raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         known = [*signature(fit).parameters, *_OPTIONS]
         raise ConfigError(
@@ -221,7 +219,7 @@ def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.path.abspath(path)
 
 
-def _check_values(loss: object, metrics: Any, optimizer: object) -> None:
+def _check_roles(loss: object, metrics: Any, optimizer: object) -> None:
     is_optimizer = (
         hasattr(optimizer, "init") and hasattr(optimizer, "step") and not isinstance(optimizer, type)
     )
@@ -238,24 +236,14 @@ def _check_values(loss: object, metrics: Any, optimizer: object) -> None:
             )
 
 
-def _rules(
-    seed: object,
-    counts: Mapping[str, int | None],
-    choices: Mapping[str, tuple[object, tuple[object, ...]]],
-    clip: Any,
-) -> Iterator[tuple[str, object, bool, str]]:
-    """Yield each option with its value, whether that fits, and what does."""
+def _check_count(least: int, **counts: Any) -> None:
+    """Raise `ConfigError` for a value that is no count of Python or numpy; None is left to the type checker."""
     for name, count in counts.items():
-        # A count that has a default is no None, but then the type checker says so.
-        yield name, count, count is None or _is_whole(count, 1), "a number from 1 on"
-    for name, (choice, known) in choices.items():
-        yield name, choice, choice in known, f"one of {', '.join(map(repr, known))}"
-    fits = seed is None or (_is_whole(seed, 0) and int(seed) < 2**64)
-    yield "seed", seed, fits, "a number from 0 to below 2^64, or None for no shuffling"
-    is_norm = isinstance(clip, Real) and not isinstance(clip, bool) and float(clip) > 0
-    yield "clip", clip, clip is None or is_norm, "a norm above 0"
+        number = int(count) if isinstance(count, np.integer) else count
+        if count is not None and not (is_count(number, least) and number < 2**64):
+            raise ConfigError(f"fit: {name}: got {count!r}, wanted a number from {least} to below 2^64")
 
 
-def _is_whole(value: object, least: int) -> TypeGuard[int]:
-    """Return whether a value is a count, of Python or numpy, of at least `least`."""
-    return is_count(int(value) if isinstance(value, np.integer) else value, least)
+def _check_choice(name: str, choice: object, *known: str | None) -> None:
+    if choice not in known:
+        raise ConfigError(f"fit: {name}: got {choice!r}, wanted one of {', '.join(map(repr, known))}")

@@ -6,7 +6,7 @@ a Tensor              has arguments of its own; a batch's arrays are given to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from inspect import signature
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -38,14 +38,14 @@ class BatchGraphs(NamedTuple):
     inputs: Mapping[str, str]
 
 
-class _ByKey(dict[Hashable, Tensor]):
+class _ByKey(dict[Any, Tensor]):
     """Tensors by the keys of a batch; another key is an error with the reason, where the array was left out."""
 
-    def __init__(self, tensors: Mapping[Hashable, Tensor], left_out: Mapping[str, str]) -> None:
+    def __init__(self, tensors: Mapping[Any, Tensor], left_out: Mapping[str, str]) -> None:
         super().__init__(tensors)
         self._left_out = left_out
 
-    def __missing__(self, key: Hashable) -> Tensor:
+    def __missing__(self, key: Any) -> Tensor:
         absent = f"there is no such array; wanted one of {', '.join(map(str, self))}"
         raise ConfigError(f"fit: batches: {key!r}: {self._left_out.get(str(key), absent)}")
 
@@ -141,17 +141,15 @@ def _called(of: Loss, args: tuple[Tree, Any], numbers: Mapping[str, Tensor]) -> 
 
 
 def _in_form(first: Batch, to: ir.DataType | None) -> Any:
-    """Return a batch of arguments in the user's form; arrays whose dtype ONNX does not have are left out."""
-    tensors: dict[Hashable, Tensor] = {}
-    left_out = dict(first.left_out)
-    for name, value in first.arrays.items():
-        try:
-            tensors[name] = _narrowed(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
-        except ConfigError as error:
-            left_out[name] = str(error)
-    by_name = _ByKey(tensors, left_out)
+    """Return a batch of arguments in the user's form."""
+    tensors = {
+        name: _narrowed(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
+        for name, value in first.arrays.items()
+    }
     if isinstance(first.form, Mapping):
-        return _ByKey({key: tensors[name] for key, name in first.form.items() if name in tensors}, left_out)
+        named = {key: tensors[name] for key, name in first.form.items() if name in tensors}
+        return _ByKey(named, first.left_out)
+    by_name = _ByKey(tensors, first.left_out)
     return by_name[first.form] if isinstance(first.form, str) else tuple(map(by_name.__getitem__, first.form))
 
 

@@ -32,9 +32,8 @@ from dask_ferro.lower.ranks.sharded import ShardedArray
 from dask_ferro.train.batches import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs
 from dask_ferro.train.rates import RateOf
-from dask_ferro.train.scaling import LossScale
 from dask_ferro.train.state import leaves_of
-from dask_ferro.train.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate
+from dask_ferro.train.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate, LossScale
 
 # The metric that is the loss without its scale.
 _UNSCALED = "fit.loss"

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from math import isfinite
-from threading import Lock
 from time import perf_counter
 from typing import NamedTuple
 
@@ -129,9 +128,8 @@ class Fit:
         # The step of the last checkpoint, and the last error of writing one, which is not tried again because of it.
         self._saved = 0
         self._failure: BaseException | None = None
-        self._writes = Lock()
-        # Steps of the next group, and steps that are submitted one by one.
-        self._size, self._singly = 1, 0
+        # Steps of the next group, and of any.
+        self._size, self._limit = 1, _GROUP_STEPS
         self._holds: list[Hold] = []
         if recipe.folder is not None:
             checkpoint.check_types(self._types)
@@ -174,8 +172,7 @@ class Fit:
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def _steps(self, advance: Callable[..., None]) -> Iterator[FitStep]:
-        # When the groups before the last were computed: the second of two may have been while the loop had the first.
-        times = deque([(perf_counter(), 0)], maxlen=2)
+        began, self._limit = perf_counter(), _GROUP_STEPS
         while not self._is_over:
             for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
                 try:
@@ -184,13 +181,10 @@ class Fit:
                     if len(group.steps) == 1:
                         raise
                     # The steps before the one that failed are computed again, one by one.
-                    self._size, self._singly = 1, len(group.steps)
+                    self._limit = 1
                     break
-                (began, before), (_, done) = times[0], times[-1]
-                times.append((perf_counter(), done + len(steps)))
-                pace = (times[-1][0] - began) / (times[-1][1] - before)
-                self._singly = max(0, self._singly - len(steps))
-                self._size = 1 if self._singly else next_size(self._size, pace)
+                now = perf_counter()
+                self._size, began = next_size(self._size, (now - began) / len(steps)), now
                 for step, state in zip(steps, group.states, strict=True):
                     # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
                     self._now = replace(state, stopping=self._stopping_after(step, state))
@@ -305,7 +299,7 @@ class Fit:
 
     def _most(self, batch: Batch) -> int:
         """Return how many steps with batches like this one may be in a group."""
-        bounds = _GROUP_STEPS, _GROUP_BYTES // max(1, self._nbytes), _BATCH_BYTES // max(1, batch.nbytes)
+        bounds = self._limit, _GROUP_BYTES // max(1, self._nbytes), _BATCH_BYTES // max(1, batch.nbytes)
         return max(1, min(bounds))
 
     def _sent(self, group: Sequence[tuple[StepInputs, TrainingState]]) -> _Group:
@@ -322,8 +316,22 @@ class Fit:
 
     def _save(self, *, is_leaving: bool = False) -> None:
         """Write a checkpoint, unless there is no folder, or it has one of this step."""
-        if self._recipe.folder is not None and self._now.step != self._saved:
-            checkpoint.written_in_a_thread(self._write, is_leaving=is_leaving)
+        folder, now = self._recipe.folder, self._now
+        if folder is None or now.step == self._saved:
+            return
+
+        def write() -> None:
+            for hold in self._holds:
+                hold.check()
+            record = {"facts": self._facts, "settings": self._recipe.settings}
+            checkpoint.save(folder, now, self._types, keep=self._recipe.keep, **record)
+            self._saved = now.step
+
+        try:
+            checkpoint.written_in_a_thread(write, is_leaving=is_leaving)
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _save_behind(self, error: BaseException) -> None:
         """Write a checkpoint as the loop is left by an error, which stays the one that is raised."""
@@ -334,22 +342,6 @@ class Fit:
             if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
                 raise
             error.add_note(f"fit: no checkpoint was written as the loop was left: {other}")
-
-    def _write(self) -> None:
-        # Ctrl-C as a thread starts leaves it running: the next one waits for it.
-        with self._writes:
-            folder, now = self._recipe.folder, self._now
-            if folder is None or now.step == self._saved:
-                return
-            record = {"facts": self._facts, "settings": self._recipe.settings}
-            try:
-                for hold in self._holds:
-                    hold.check()
-                checkpoint.save(folder, now, self._types, keep=self._recipe.keep, **record)
-            except BaseException as error:
-                self._failure = error
-                raise
-            self._saved = now.step
 
 
 def _words(batch: Batch) -> dict[str, str]:

@@ -179,7 +179,7 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs: got 0, wanted a number from 1 on"),
+        ({"epochs": 0}, "epochs: got 0, wanted a number from 1 to below"),
         ({"reduction": "bogus"}, "reduction: got 'bogus'"),
         ({"seed": 1.5}, "seed: got 1.5"),
         ({"clip": True}, "clip: got True"),
@@ -214,7 +214,7 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
         ),
         ({"params": {"w": np.arange(3)}}, "params: 'w': got int64, wanted a floating point dtype that has"),
         ({"params": {"a.b": data()["x"], "a": {"b": data()["x"]}}}, "two arrays are named 'a.b'"),
-        ({"batch_size": 0}, "batch_size: got 0, wanted a number from 1 on"),
+        ({"batch_size": 0}, "batch_size: got 0, wanted a number from 1 to"),
         ({"seed": -1}, "seed: got -1, wanted a number from 0 to below 2"),
         (
             {"data": {**data(), "x": data()["x"].astype("f8")}},
@@ -241,7 +241,10 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
         ({"data": {**data(), "x": MASKED}}, "batches: 'x': got a masked array, whose mask would be dropped"),
         ({"data": {**data(), "x": from_array(MASKED)}}, "batches: 'x': got a masked array"),
         ({**LOADER, "data": [None]}, "batches: 'batch': got None, wanted an array"),
-        ({**LOADER, "data": lambda epoch: iter([])}, "batches: epoch 0 has none, wanted one batch or more"),
+        (
+            {**LOADER, "data": lambda epoch: iter([])},
+            "batches: epoch 0 of a function has none, wanted one batch",
+        ),
         (
             {"loss": TENSOR, "params": W, "precision": "float16"},
             "the loss is a Tensor, whose dtypes are decided",
