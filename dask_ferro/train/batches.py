@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from math import ceil, isnan
@@ -32,8 +32,7 @@ _NO_NUMBERS = "OUSMm"
 _NUMBERS = "wanted numbers; encode it before, for instance as int64"
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The arrays of a batch by name, and the user's form: a name in place of each array.
 
     Names are the keys of a mapping, "batch_0" and so on in a tuple, and "batch" for one array.  `left_out` has the
@@ -42,7 +41,7 @@ class Batch:
 
     form: Any
     arrays: Mapping[str, Any]
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = {}
 
     @staticmethod
     def of(batch: Any) -> Batch:
@@ -96,7 +95,7 @@ class Batch:
 
     def mapped(self, fn: Callable[[Any], Any]) -> Batch:
         """Return the batch of `fn(array)`."""
-        return replace(self, arrays={name: fn(value) for name, value in self.arrays.items()})
+        return self._replace(arrays={name: fn(value) for name, value in self.arrays.items()})
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def batches_of(batches: Any, size: int | None, seed: int | None, *, keeps_last: 
         raise ConfigError(
             "fit: batch_size and last are for arrays and files, and an iterable of batches was given; leave them out"
         )
-    return _listed(batches, seed) if isinstance(batches, Sequence) else _read_in_order(batches)
+    return _batches_of_list(batches, seed) if isinstance(batches, Sequence) else _batches_of_iterable(batches)
 
 
 def as_array(value: Any, name: str) -> Any:
@@ -168,19 +167,19 @@ def _has_rows(value: Any) -> bool:
 # ---- batches as they come ----------------------------------------------------------------------------------
 
 
-def _listed(batches: Sequence[Any], seed: int | None) -> Batches:
+def _batches_of_list(batches: Sequence[Any], seed: int | None) -> Batches:
     if not batches:
         raise ConfigError("fit: batches: got an empty sequence, wanted one batch or more")
     count = len(batches)
 
     def epoch(number: int, start: int) -> Iterator[Batch]:
         for i in block_order(count, seed, number)[start:]:
-            yield _copied(batches[i])
+            yield _copy(batches[i])
 
     return Batches(epoch, {"source": "batches", "batches": count, "seed": seed}, count)
 
 
-def _read_in_order(batches: Any) -> Batches:
+def _batches_of_iterable(batches: Any) -> Batches:
     def epoch(number: int, start: int) -> Iterator[Batch]:
         loader = batches(number) if callable(batches) else batches
         # PyTorch's convention for samplers that shuffle by epoch.
@@ -191,7 +190,7 @@ def _read_in_order(batches: Any) -> Batches:
         is_empty = not start
         for batch in islice(loader, start, None):
             is_empty = False
-            yield _copied(batch)
+            yield _copy(batch)
         if is_empty:
             raise ConfigError(
                 f"fit: batches: epoch {number} of a {type(batches).__name__} has none, wanted one batch or more in"
@@ -202,7 +201,7 @@ def _read_in_order(batches: Any) -> Batches:
     return Batches(epoch, {"source": "batches", "batches": None, "seed": None})
 
 
-def _copied(batch: Any) -> Batch:
+def _copy(batch: Any) -> Batch:
     # A generator may fill the same buffer again, while this batch is still being computed.
     return Batch.of(batch).mapped(lambda value: value if is_dask_array(value) else value.copy())
 
@@ -233,27 +232,28 @@ def _cut(blocks: _Blocks, size: int | None, seed: int | None, keeps_last: bool) 
 
     def epoch(number: int, start: int) -> Iterator[Batch]:
         for takes in islice(cut(blocks.lengths, size, seed, number, start), count - start):
-            yield _joined([_rows_of(blocks.read(take.block), take.rows) for take in takes])
+            yield _join([_select(blocks.read(take.block), take.rows) for take in takes])
 
     facts = {**blocks.facts, "rows": rows, "batch_size": size, "seed": seed, "last": last}
     return Batches(epoch, facts, count, tuple(n for n in (size if full else 0, rest) if n))
 
 
-def _rows_of(block: Batch, rows: Rows) -> Batch:
+def _select(block: Batch, rows: Rows) -> Batch:
     # Rows in order are a view; others are a copy.
-    in_order = bool((np.diff(rows) == 1).all())
-    which = slice(int(rows[0]), int(rows[-1]) + 1) if in_order else rows
+    first, last = int(rows[0]), int(rows[-1])
+    in_order = last - first + 1 == len(rows) and bool((np.diff(rows) == 1).all())
+    which = slice(first, last + 1) if in_order else rows
     return block.mapped(lambda value: value[which])
 
 
-def _joined(parts: list[Batch]) -> Batch:
+def _join(parts: list[Batch]) -> Batch:
     if len(parts) == 1:
         return parts[0]
     columns = {name: [part.arrays[name] for part in parts] for name in parts[0].arrays}
-    return replace(parts[0], arrays={name: _concatenated(column) for name, column in columns.items()})
+    return parts[0]._replace(arrays={name: _concatenate(column) for name, column in columns.items()})
 
 
-def _concatenated(arrays: Sequence[Any]) -> Any:
+def _concatenate(arrays: Sequence[Any]) -> Any:
     if is_dask_array(arrays[0]):
         from dask.array import concatenate
 

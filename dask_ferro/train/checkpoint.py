@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 from threading import Thread
@@ -66,7 +65,7 @@ Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 @contextmanager
-def held(folder: str) -> Iterator[list[lock.Hold]]:
+def hold_folder(folder: str) -> Iterator[list[lock.Hold]]:
     """Create the folder of checkpoints, hold it while the block runs, and remove what killed writers left in it.
 
     Raises `ConfigError` if it cannot be created, or another training holds it.
@@ -126,7 +125,7 @@ def _paths(folder: str) -> list[str]:
 # ---- reading -----------------------------------------------------------------------------------------------
 
 
-def newest(
+def read_newest(
     folder: str, now: TrainingState, types: Types, facts: Mapping[str, Any], settings: Mapping[str, str]
 ) -> TrainingState:
     """Return the state of the newest checkpoint of a folder; `now` if it has none.
@@ -162,9 +161,11 @@ def _read_manifest(path: str) -> dict[str, Any]:
     try:
         manifest = opened(Path(path, _MANIFEST).read_bytes())
     except OSError as error:
-        raise _damaged(path, _MANIFEST, error) from error
+        raise _damage_error(path, _MANIFEST, error) from error
     if manifest is None:
-        raise _damaged(path, _MANIFEST, "its checksum is wrong: it is damaged, or another program wrote it")
+        raise _damage_error(
+            path, _MANIFEST, "its checksum is wrong: it is damaged, or another program wrote it"
+        )
     if (wrote := manifest.get("format")) != _FORMAT:
         raise ConfigError(
             f"fit: checkpoint {path!r}: it has format {wrote!r}, and this release of dask_ferro reads {_FORMAT!r}; go"
@@ -179,9 +180,9 @@ def _read_arrays(path: str, files: Mapping[str, str], types: Types) -> dict[str,
         file = os.path.join(path, name)
         try:
             if _checksum(file) != check:
-                raise _damaged(path, name, "its checksum is wrong")
+                raise _damage_error(path, name, "its checksum is wrong")
         except OSError as error:
-            raise _damaged(path, name, error) from error
+            raise _damage_error(path, name, error) from error
         with safe_open(file, "numpy") as opened_file:
             for key in opened_file.keys():  # noqa: SIM118 - it is no mapping
                 if key in arrays:
@@ -199,7 +200,7 @@ def _checksum(path: str) -> str:
         return file_digest(file, xxh3_64).hexdigest()
 
 
-def _damaged(path: str, file: str, why: object) -> ConfigError:
+def _damage_error(path: str, file: str, why: object) -> ConfigError:
     earlier = [other for other in _paths(os.path.dirname(path)) if other < path]
     then = f"to go on from {os.path.basename(earlier[0])}" if earlier else "to begin again"
     return ConfigError(f"fit: checkpoint {path!r}: {file}: {why}; remove this checkpoint {then}")
@@ -228,7 +229,7 @@ def save(folder: str, state: TrainingState, types: Types, *, keep: int, **record
     except CancelledError:
         # A part was lost with its worker.  `gather` has it computed again, and this process writes.
         params, update = gather((state.params, state.update))
-        save(folder, replace(state, params=params, update=update), types, keep=keep, **record)
+        save(folder, state._replace(params=params, update=update), types, keep=keep, **record)
     except OSError as error:
         raise OSError(f"fit: checkpoint {path!r}: {error}; those before it stay") from error
     finally:
@@ -330,7 +331,7 @@ def _synchronise(folder: str) -> None:
 # ---- Ctrl-C ------------------------------------------------------------------------------------------------
 
 
-def written_in_a_thread(write: Callable[[], None], *, is_leaving: bool) -> None:
+def write_in_a_thread(write: Callable[[], None], *, is_leaving: bool) -> None:
     """Call a function that writes a checkpoint, which Ctrl-C does not reach in its thread; raise its errors.
 
     Ctrl-C is raised once it has ended, and a second one at once.  A terminal sends Ctrl-C to workers on this machine

@@ -23,7 +23,7 @@ from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower.prepared.remote import is_address, without_secrets
 from dask_ferro.train.batches import batches_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics
-from dask_ferro.train.program import Recipe, with_rate
+from dask_ferro.train.program import Recipe, replace_rate
 from dask_ferro.train.rates import RateOf, rate_of
 from dask_ferro.train.state import constants
 from dask_ferro.train.training import Fit
@@ -187,7 +187,7 @@ def fit(
     recipe = Recipe(
         loss=loss,
         metrics=metrics,
-        optimizer=optimizer if rate is None else with_rate(optimizer),
+        optimizer=optimizer if rate is None else replace_rate(optimizer),
         rate=rate,
         epochs=epochs,
         clip=clip,

@@ -67,22 +67,22 @@ def batch_graphs(
         scalar = loss
     else:
         to = None if precision is None else dtype_of(precision)
-        args = pytree.mapped(lambda w: _narrowed(w, to), params), _in_form(first, to)
+        args = pytree.mapped(lambda w: _narrow(w, to), params), _in_form(first, to)
         numbers = {
             "step": argument(STEP, (), np.int64),
             "rows": argument(ROW_NUMBERS, ("rows",), np.int64),
         }
-        scalar = _called(loss, args, numbers)
+        scalar = _call(loss, args, numbers)
         if not isinstance(scalar, Tensor) or scalar.ndim or not scalar.is_floating:
             raise ConfigError(
                 f"fit: loss(params, batch): got {scalar!r}, wanted a floating point scalar; take its mean"
             )
-        metrics = {name: _called(metric, args, numbers) for name, metric in metrics.items()}
+        metrics = {name: _call(metric, args, numbers) for name, metric in metrics.items()}
     _check_reads(scalar, params)
     tensors = {name: _metric(name, metric) for name, metric in metrics.items()}
     inputs = _own_inputs([scalar, *tensors.values()], params)
     if isinstance(loss, Tensor):
-        return BatchGraphs(loss, tensors, _matched(inputs, first))
+        return BatchGraphs(loss, tensors, _match_inputs(inputs, first))
     _check_width(scalar, params, first, inputs)
     carriers = (*first.arrays, ROW_NUMBERS)
     return BatchGraphs(widened(scalar), tensors, {name: name for name in carriers if name in inputs})
@@ -114,7 +114,7 @@ def _check_width(loss: Tensor, params: Tree, first: Batch, inputs: list[str]) ->
         )
 
 
-def _matched(inputs: list[str], first: Batch) -> dict[str, str]:
+def _match_inputs(inputs: list[str], first: Batch) -> dict[str, str]:
     """Return the input of a loss that is a Tensor for each array of a batch that it reads: by key, or by position."""
     names = list(first.arrays)
     if not isinstance(first.form, Mapping):
@@ -131,7 +131,7 @@ def _matched(inputs: list[str], first: Batch) -> dict[str, str]:
     return {name: name for name in inputs}
 
 
-def _called(of: Loss, args: tuple[Tree, Any], numbers: Mapping[str, Tensor]) -> Any:
+def _call(of: Loss, args: tuple[Tree, Any], numbers: Mapping[str, Tensor]) -> Any:
     """Return the tensor of a loss or metric, which may have parameters `step` and `rows`."""
     if isinstance(of, Tensor):
         return of
@@ -143,7 +143,7 @@ def _called(of: Loss, args: tuple[Tree, Any], numbers: Mapping[str, Tensor]) -> 
 def _in_form(first: Batch, to: ir.DataType | None) -> Any:
     """Return a batch of arguments in the user's form."""
     tensors = {
-        name: _narrowed(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
+        name: _narrow(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
         for name, value in first.arrays.items()
     }
     if isinstance(first.form, Mapping):
@@ -153,7 +153,7 @@ def _in_form(first: Batch, to: ir.DataType | None) -> Any:
     return by_name[first.form] if isinstance(first.form, str) else tuple(map(by_name.__getitem__, first.form))
 
 
-def _narrowed(x: Tensor, to: ir.DataType | None) -> Tensor:
+def _narrow(x: Tensor, to: ir.DataType | None) -> Tensor:
     return cast(x, to) if to is not None and x.is_floating else x
 
 

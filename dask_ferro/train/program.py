@@ -42,7 +42,7 @@ RATE, LOSS_SCALE = "fit.rate", "fit.scale"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is trained and how, as `ff.fit` was asked; `options` are keywords of `parallel`.
+    """What is trained and how; `options` are keywords of `parallel`.
 
     Where the rate is a function of the step, the optimizer reads the argument `RATE`.
     """
@@ -108,7 +108,7 @@ _NUMBERS: Mapping[str, Callable[[StepInputs], Any]] = {
 }
 
 
-def with_rate(optimizer: Optimizer) -> Optimizer:
+def replace_rate(optimizer: Optimizer) -> Optimizer:
     """Return an optimizer whose rate is an input of each step; raises `ConfigError` if it has no field `lr`."""
     if not dataclasses.is_dataclass(optimizer) or not hasattr(optimizer, "lr"):
         raise ConfigError(
@@ -119,7 +119,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, lr=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
-def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
+def _scale_loss(loss: Tensor, recipe: Recipe) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
     if recipe.nonfinite == "skip":
         # The factor gives a loss that is not finite gradients that are not either, and it stays what it is.
@@ -140,7 +140,7 @@ class TrainingProgram:
         # No scale is fetched with the loss that the caller reads.
         plain = {_UNSCALED: widened(graphs.loss)} if self._is_scaled else {}
         self.pipeline = parallel(
-            {LOSS: _scaled(graphs.loss, recipe), **plain, **graphs.metrics},
+            {LOSS: _scale_loss(graphs.loss, recipe), **plain, **graphs.metrics},
             params=params,
             optimizer=recipe.update,
             # A loss that reads no batch has none.

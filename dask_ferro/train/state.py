@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -44,8 +43,7 @@ class EarlyStopping(NamedTuple):
         return EarlyStopping(self.monitor, self.best, self.waited + 1)
 
 
-@dataclass(frozen=True)
-class TrainingState:
+class TrainingState(NamedTuple):
     """The state of a training between two steps.
 
     `batch` are the batches of the epoch that are done; `step` and `updates` count batches and updates of all epochs.
@@ -87,7 +85,7 @@ class TrainingState:
             return pytree.like(tree, [arrays.get(name, leaf) for name, leaf in named_leaves(tree, prefix)])
 
         params, update = filled(self.params, "params"), filled(self.update, "state")
-        return replace(self, **{**record, "stopping": stopping, "params": params, "update": update})
+        return self._replace(**{**record, "stopping": stopping, "params": params, "update": update})
 
 
 # ---- trees of arrays ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from math import isfinite
@@ -139,9 +139,11 @@ class Fit:
             for rows in batches.sizes:
                 self._program.check(rows)
         if (folder := recipe.folder) is not None:
-            with checkpoint.held(folder):
+            with checkpoint.hold_folder(folder):
                 checkpoint.check_workers(folder)
-                self._now = checkpoint.newest(folder, self._now, self._types, self._facts, recipe.settings)
+                self._now = checkpoint.read_newest(
+                    folder, self._now, self._types, self._facts, recipe.settings
+                )
                 self._saved = self._now.step
 
     @property
@@ -157,7 +159,7 @@ class Fit:
         total = None if count is None else count * self._recipe.epochs
         with ExitStack() as stack:
             if folder is not None:
-                self._holds = stack.enter_context(checkpoint.held(folder))
+                self._holds = stack.enter_context(checkpoint.hold_folder(folder))
                 checkpoint.check_is_newest(folder, self._now.step)
             advance = stack.enter_context(bar("batches", total, self._now.step, self._recipe.progress))
             try:
@@ -174,7 +176,7 @@ class Fit:
     def _steps(self, advance: Callable[..., None]) -> Iterator[FitStep]:
         began, self._limit = perf_counter(), _GROUP_STEPS
         while not self._is_over:
-            for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
+            for group in _look_ahead(self._groups(), 0 if current_client() is None else 1):
                 try:
                     steps = group.computed()
                 except Exception:
@@ -187,7 +189,7 @@ class Fit:
                 self._size, began = next_size(self._size, (now - began) / len(steps)), now
                 for step, state in zip(steps, group.states, strict=True):
                     # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
-                    self._now = replace(state, stopping=self._stopping_after(step, state))
+                    self._now = state._replace(stopping=self._stopping_after(step, state))
                     advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
                     yield step
                     # Only now is the caller done with the step.
@@ -217,7 +219,7 @@ class Fit:
             stopping = stopping.after_batch({**step.metrics, "loss": step.loss}[stopping.monitor], step.rows)
         return stopping if state.batch else stopping.after_epoch()
 
-    def _submitted(self) -> Iterator[_Group]:
+    def _groups(self) -> Iterator[_Group]:
         """Submit the steps that are left, with early stopping those of an epoch; yield each group.
 
         If a step cannot be submitted, those before it are.
@@ -226,31 +228,31 @@ class Fit:
         # What steps read, and the state after each, with the arrays before their group.
         group: list[tuple[StepInputs, TrainingState]] = []
         try:
-            for batch, is_last in self._left():
+            for batch, is_last in self._batches_left():
                 inputs, now = self._next(now, batch, is_last)
                 group.append((inputs, now))
                 if current_client() is None or len(group) >= min(self._size, self._most(batch)):
                     group, full = [], group
-                    yield (sent := self._sent(full))
-                    now = sent.states[-1]
+                    yield (submitted := self._submit(full))
+                    now = submitted.states[-1]
         except Exception:
             if group:
-                yield self._sent(group)
+                yield self._submit(group)
             raise
         if group:
-            yield self._sent(group)
+            yield self._submit(group)
 
-    def _left(self) -> Iterator[tuple[Batch, bool]]:
+    def _batches_left(self) -> Iterator[tuple[Batch, bool]]:
         """Yield the batches that are left, with early stopping those of an epoch; and whether each is its last."""
         first = self._now.epoch
         for epoch in range(first, self._recipe.epochs if self._recipe.patience is None else first + 1):
-            batches = self._after_the_last() if epoch == first else self._batches.epoch(epoch, 0)
+            batches = self._rest_of_epoch() if epoch == first else self._batches.epoch(epoch, 0)
             # One batch ahead, since the last of an epoch ends its group of `accumulate`.
             for batch, following in pairwise(chain[Batch | None](batches, (None,))):
                 assert batch is not None
                 yield batch, following is None
 
-    def _after_the_last(self) -> Iterator[Batch]:
+    def _rest_of_epoch(self) -> Iterator[Batch]:
         """Return the batches of this epoch that are not done, if the last one before is the one that it was.
 
         At the start of an epoch it is that of the epoch before, if the state is from a checkpoint, and an epoch can be
@@ -277,7 +279,8 @@ class Fit:
         check_reachable(now.params)
         if self._first is None:
             self._first = batch
-        self._program.check(batch.rows)
+        rows = batch.rows
+        self._program.check(rows)
         if batch.types != self._first.types:
             wrong = checkpoint.differences(_words(self._first), _words(batch))
             raise ConfigError(
@@ -287,10 +290,10 @@ class Fit:
         ends = is_last or (now.batch + 1) % self._recipe.accumulate == 0
         rate = None if self._recipe.rate is None else rate_at(self._recipe.rate, now.updates)
         epoch, done = (now.epoch + 1, 0) if is_last else (now.epoch, now.batch + 1)
-        after = replace(
-            now, epoch=epoch, batch=done, step=now.step + 1, updates=now.updates + ends, last=batch
+        after = now._replace(
+            epoch=epoch, batch=done, step=now.step + 1, updates=now.updates + ends, last=batch
         )
-        return StepInputs(batch, batch.rows, now.epoch, now.step, ends, rate), after
+        return StepInputs(batch, rows, now.epoch, now.step, ends, rate), after
 
     @cached_property
     def _program(self) -> TrainingProgram:
@@ -302,12 +305,12 @@ class Fit:
         bounds = self._limit, _GROUP_BYTES // max(1, self._nbytes), _BATCH_BYTES // max(1, batch.nbytes)
         return max(1, min(bounds))
 
-    def _sent(self, group: Sequence[tuple[StepInputs, TrainingState]]) -> _Group:
+    def _submit(self, group: Sequence[tuple[StepInputs, TrainingState]]) -> _Group:
         """Submit a group of steps."""
         inputs, states = zip(*group, strict=True)
         steps = self._program.submit(list(self._program.steps(inputs, states[0].params, states[0].update)))
         after = [
-            replace(state, params=step.params, update=step.state)
+            state._replace(params=step.params, update=step.state)
             for state, step in zip(states, steps, strict=True)
         ]
         return _Group(steps, inputs, after)
@@ -328,7 +331,7 @@ class Fit:
             self._saved = now.step
 
         try:
-            checkpoint.written_in_a_thread(write, is_leaving=is_leaving)
+            checkpoint.write_in_a_thread(write, is_leaving=is_leaving)
         except Exception as error:
             self._failure = error
             raise
@@ -348,7 +351,7 @@ def _words(batch: Batch) -> dict[str, str]:
     return {name: f"{dtype} {shape}" for name, (dtype, shape) in batch.types.items()}
 
 
-def _ahead(groups: Iterator[_Group], beyond: int) -> Iterator[_Group]:
+def _look_ahead(groups: Iterator[_Group], beyond: int) -> Iterator[_Group]:
     """Yield each group once so many more are submitted; if one cannot be, those before it come first."""
     held: deque[_Group] = deque()
     try:

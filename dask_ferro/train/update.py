@@ -151,7 +151,7 @@ class BatchUpdate:
         moved, then = self.optimizer.step(params, grads, before)
         if conditions:
             does = reduce(logical_and, conditions)
-            moved, then = _chosen(does, moved, params), _chosen(does, then, before)
+            moved, then = _choose(does, moved, params), _choose(does, then, before)
             after[UPDATED] = where(does, _number(1.0), _number(0.0))
         if not _is_empty(then):
             after["optimizer"] = then
@@ -166,7 +166,7 @@ class BatchUpdate:
         sums = pytree.mapped(lambda s, g: s + cast(share, g.type.dtype) * g, state["sums"], grads)
         count = state["rows"] + share
         if finite is not None:
-            sums, count = _chosen(finite, sums, state["sums"]), where(finite, count, state["rows"])
+            sums, count = _choose(finite, sums, state["sums"]), where(finite, count, state["rows"])
         # All batches of a group may have been left out.
         conditions = [ends] if finite is None else [ends, count > 0.0]
         divisor = _number(1.0) if self.sums else maximum(count, _number(1.0))
@@ -224,7 +224,7 @@ def clipped(grads: Tree, most: float) -> Tree:
     return pytree.mapped(lambda g: g * cast(factor, g.type.dtype), grads)
 
 
-def _chosen(does: Tensor, after: Tree, before: Tree) -> Tree:
+def _choose(does: Tensor, after: Tree, before: Tree) -> Tree:
     if _is_empty(after):
         return after
     return pytree.mapped(lambda new, old: where(does, new, old), after, before)

@@ -157,7 +157,7 @@ def test_arrays_of_any_dtype_and_shape_are_read_as_they_were(tmp_path):
     state = TrainingState(ARRAYS, {}, EarlyStopping(), step=7)
     checkpoint.save(str(tmp_path), state, types, keep=1, facts={}, settings={})
     other = TrainingState(dict.fromkeys(ARRAYS), {}, EarlyStopping())
-    restored = checkpoint.newest(str(tmp_path), other, types, {}, {})
+    restored = checkpoint.read_newest(str(tmp_path), other, types, {}, {})
     assert restored.step == 7
     for name, array in ARRAYS.items():
         assert (restored.params[name].dtype.name, restored.params[name].shape) == types[f"params.{name}"]
