@@ -176,6 +176,7 @@ def _read_manifest(path: str) -> dict[str, Any]:
 
 def _read_arrays(path: str, files: Mapping[str, str], types: Types) -> dict[str, np.ndarray[Any, Any]]:
     arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in types.items()}
+    missing = {name: array.size for name, array in arrays.items()}
     for name, check in files.items():
         file = os.path.join(path, name)
         try:
@@ -183,15 +184,20 @@ def _read_arrays(path: str, files: Mapping[str, str], types: Types) -> dict[str,
                 raise _damage_error(path, name, "its checksum is wrong")
         except OSError as error:
             raise _damage_error(path, name, error) from error
-        with safe_open(file, "numpy") as opened_file:
-            for key in opened_file.keys():  # noqa: SIM118 - it is no mapping
-                if key in arrays:
-                    arrays[key][...] = opened_file.get_tensor(key)
-                    continue
-                array, _, box = key[:-1].rpartition("[")
-                slices = tuple(slice(*map(int, span.split(":"))) for span in box.split(", "))
-                arrays[array][slices] = opened_file.get_tensor(key)
+        with safe_open(file, "numpy") as tensors:
+            for key in tensors.keys():  # noqa: SIM118 - it is no mapping
+                array, box = (key, ...) if key in arrays else _array_and_box(key)
+                arrays[array][box] = part = tensors.get_tensor(key)
+                missing[array] -= part.size
+    if partial := [name for name, count in missing.items() if count]:
+        raise _damage_error(path, _MANIFEST, f"its files have a part of {partial[0]!r}")
     return arrays
+
+
+def _array_and_box(key: str) -> tuple[str, tuple[slice, ...]]:
+    """Return the name and the box of "params.w[0:32, 0:10]"."""
+    name, _, box = key[:-1].rpartition("[")
+    return name, tuple(slice(*map(int, span.split(":"))) for span in box.split(", "))
 
 
 def _checksum(path: str) -> str:

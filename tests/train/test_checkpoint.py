@@ -344,6 +344,10 @@ def _take_another(path: Path):
     path.write_bytes(save({name: np.asarray(array + 1) for name, array in arrays.items()}))
 
 
+def _forget_files(path: Path):
+    path.write_bytes(sealed({**opened(path.read_bytes()), "files": {}}))
+
+
 ARRAYS_FILE, WRONG = "rank-0.safetensors", "its checksum is wrong"
 DAMAGE = {
     "a file that is missing": (ARRAYS_FILE, os.unlink, "No such file"),
@@ -356,6 +360,11 @@ DAMAGE = {
     "a manifest that is empty": ("manifest.json", _empty, WRONG),
     "a manifest that is cut short": ("manifest.json", _shorten, WRONG),
     "a manifest that is changed": ("manifest.json", _flip, WRONG),
+    "a manifest without files": (
+        "manifest.json",
+        _forget_files,
+        "its files have a part of 'params.first.weight'",
+    ),
 }
 
 
@@ -436,7 +445,6 @@ def test_a_loader_that_shuffles_goes_on_after_a_whole_epoch(tmp_path):
 def test_a_checkpoint_of_another_release_is_refused(saved, tmp_path):
     copytree(saved, tmp_path / "made")
     file = tmp_path / "made" / "step-000000000003" / "manifest.json"
-    record = opened(file.read_bytes())
-    file.write_bytes(sealed({**{n: v for n, v in record.items() if n != "check"}, "format": "checkpoint 9"}))
+    file.write_bytes(sealed({**opened(file.read_bytes()), "format": "checkpoint 9"}))
     with pytest.raises(ConfigError, match=r"format 'checkpoint 9', and .* reads '.* 3'; go on with the rel"):
         ran(checkpoint=tmp_path / "made", steps=0)
