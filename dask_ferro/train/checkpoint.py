@@ -26,7 +26,6 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from hashlib import file_digest
@@ -48,7 +47,7 @@ from dask_ferro.graph.sharding.parts import part as box_of
 from dask_ferro.lines import opened, put, sealed
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import ask_workers
-from dask_ferro.lower.ranks.sharded import ShardedArray, gather
+from dask_ferro.lower.ranks.sharded import ShardedArray
 from dask_ferro.train.state import TrainingState
 
 _FORMAT = "dask_ferro checkpoint 3"
@@ -232,10 +231,6 @@ def save(folder: str, state: TrainingState, types: Types, *, keep: int, **record
         # The same step may be there, if an error came after its rename.
         shutil.rmtree(path, ignore_errors=True)
         os.rename(part, path)
-    except CancelledError:
-        # A part was lost with its worker.  `gather` has it computed again, and this process writes.
-        params, update = gather((state.params, state.update))
-        save(folder, state._replace(params=params, update=update), types, keep=keep, **record)
     except OSError as error:
         raise OSError(f"fit: checkpoint {path!r}: {error}; those before it stay") from error
     finally:
@@ -248,15 +243,10 @@ def save(folder: str, state: TrainingState, types: Types, *, keep: int, **record
 
 def _write_arrays(folder: str, arrays: Mapping[str, Any], types: Types) -> dict[str, str]:
     """Write arrays, each part by a process that holds it; return the checksums of the files."""
-    client, futures = live_client(), _futures(arrays)
-    if futures:
-        # Loading distributed takes a third of a second, and a process without workers does not need it.
-        from distributed import wait
-
-        wait(list(futures.values()))
-    workers = client.who_has(list(futures.values())) if futures else {}
-    if not all(workers.values()):
-        raise CancelledError("parts were lost with their workers")
+    client = live_client()
+    sharded = [array for array in arrays.values() if isinstance(array, ShardedArray)]
+    futures = {key: future for array in sharded for key, future in (array.held() or {}).items()}
+    workers = _wait_for(client, list(futures.values())) if futures else {}
     # By the address of a worker, of several with copies the first, or None for this process.
     pieces: dict[str | None, list[tuple[str, Any, int]]] = {}
     for name, value in arrays.items():
@@ -275,15 +265,16 @@ def _write_arrays(folder: str, arrays: Mapping[str, Any], types: Types) -> dict[
     return client.gather(files) if futures else files
 
 
-def _futures(arrays: Mapping[str, Any]) -> dict[Any, Any]:
-    """Return the futures of the parts of sharded arrays by key."""
-    futures: dict[Any, Any] = {}
-    for array in arrays.values():
-        if isinstance(array, ShardedArray):
-            if (parts := array.held()) is None:
-                raise CancelledError(f"{array!r} has parts that are not computed")
-            futures |= parts
-    return futures
+def _wait_for(client: Any, futures: list[Any]) -> dict[Any, Any]:
+    """Return the workers that have each future's result, by its key; one that is lost meanwhile is computed again."""
+    # Loading distributed takes a third of a second, and a process without workers does not need it.
+    from distributed import wait
+
+    while True:
+        wait(futures)
+        workers = client.who_has(futures)
+        if all(workers.values()):
+            return workers
 
 
 def _parts(name: str, value: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, Any, int]]:
