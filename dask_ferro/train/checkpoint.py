@@ -214,8 +214,16 @@ def _damage_error(path: str, file: str, why: object) -> ConfigError:
 # ---- writing -----------------------------------------------------------------------------------------------
 
 
-def save(folder: str, state: TrainingState, types: Types, *, keep: int, **record: Mapping[str, Any]) -> None:
-    """Write a checkpoint, of which `keep` stay; `record` are the facts and settings of the manifest.
+def save(
+    folder: str,
+    state: TrainingState,
+    types: Types,
+    facts: Mapping[str, Any],
+    settings: Mapping[str, str],
+    *,
+    keep: int,
+) -> None:
+    """Write a checkpoint, of which `keep` stay.
 
     Sharded arrays are persisted: their parts are written by the workers that hold them.  Raises `ConfigError` if a
     value is not finite, and `OSError` with the path of a file that cannot be written.
@@ -225,7 +233,8 @@ def save(folder: str, state: TrainingState, types: Types, *, keep: int, **record
     try:
         os.makedirs(part)
         files = _write_arrays(part, state.arrays, types)
-        manifest = {"format": _FORMAT, "state": state.to_json(), **record, "files": files, "arrays": types}
+        manifest = {"format": _FORMAT, "state": state.to_json(), "facts": facts, "settings": settings}
+        manifest |= {"files": files, "arrays": types}
         put(os.path.join(part, _MANIFEST), sealed(manifest))
         _synchronise(part)
         # The same step may be there, if an error came after its rename.

@@ -326,8 +326,8 @@ class Fit:
         def write() -> None:
             for hold in self._holds:
                 hold.check()
-            record = {"facts": self._facts, "settings": self._recipe.settings}
-            checkpoint.save(folder, now, self._types, keep=self._recipe.keep, **record)
+            settings, keep = self._recipe.settings, self._recipe.keep
+            checkpoint.save(folder, now, self._types, self._facts, settings, keep=keep)
             self._saved = now.step
 
         try:

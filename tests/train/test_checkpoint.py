@@ -155,7 +155,7 @@ ARRAYS = {
 def test_arrays_of_any_dtype_and_shape_are_read_as_they_were(tmp_path):
     types = {f"params.{name}": (array.dtype.name, array.shape) for name, array in ARRAYS.items()}
     state = TrainingState(ARRAYS, {}, EarlyStopping(), step=7)
-    checkpoint.save(str(tmp_path), state, types, keep=1, facts={}, settings={})
+    checkpoint.save(str(tmp_path), state, types, {}, {}, keep=1)
     other = TrainingState(dict.fromkeys(ARRAYS), {}, EarlyStopping())
     restored = checkpoint.read_newest(str(tmp_path), other, types, {}, {})
     assert restored.step == 7

@@ -209,10 +209,11 @@ def assert_resumed_alike(folder, *, steps, **options):
 
 
 def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
-    options = {"data": data(32), "epochs": 1}
+    options = {"data": data(56), "epochs": 1}
     wanted, _ = ran(**options)
     told = []
-    for plan in (PLANS["tensor"], FSDP, PLANS["pipeline"], None):
+    splits = [{**PLANS[plan], "optimizer_state": {plan: 0}} for plan in ("data", "tensor")]
+    for plan in (PLANS["tensor"], FSDP, splits[0], PLANS["data"], splits[1], PLANS["pipeline"], None):
         told += ran(plan=plan, checkpoint=tmp_path, steps=1, **options)[0]
     assert [row[:4] for row in told] == [row[:4] for row in wanted]
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)
