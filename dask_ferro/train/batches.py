@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     """The arrays of a batch by name, and the user's form: a name in place of each array.
 
     Names are the keys of a mapping, "batch_0" and so on in a tuple, and "batch" for one array.  `left_out` has the
-    reasons of those that have no numbers.
+    reasons of keys whose arrays have no numbers.
     """
 
     form: Any
@@ -52,13 +52,22 @@ class Batch(NamedTuple):
         elif isinstance(batch, (tuple, list)):
             form = tuple(f"batch_{i}" for i in range(len(batch)))
             values = dict(zip(form, batch, strict=True))
+        elif _is_frame(batch):
+            raise ConfigError(
+                "fit: batches: got a DataFrame, wanted its columns as arrays: {name: frame[name].to_numpy() for name in"
+                " frame}, or of a dask DataFrame frame[name].to_dask_array(lengths=True)"
+            )
         else:
             form, values = "batch", {"batch": batch}
         arrays = {name: as_array(value, f"batches: {name!r}") for name, value in values.items()}
-        left_out = {
-            name: f"it has {a.dtype}, {_NUMBERS}" for name, a in arrays.items() if a.dtype.kind in _NO_NUMBERS
+        # A position is no name to leave out.
+        texts = {
+            name: a.dtype
+            for name, a in arrays.items()
+            if a.dtype.kind in _NO_NUMBERS and isinstance(form, dict)
         }
-        return Batch(form, {name: a for name, a in arrays.items() if name not in left_out}, left_out)
+        numbers = {name: a for name, a in arrays.items() if name not in texts}
+        return Batch(form, numbers, {name: f"it has {dtype}, {_NUMBERS}" for name, dtype in texts.items()})
 
     @property
     def rows(self) -> int:
@@ -86,10 +95,10 @@ class Batch(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """A digest of the arrays; empty if one is not in this process: to compute it would read it twice."""
+        """A digest of the arrays but texts; empty if one is not in this process: to compute it would read it twice."""
         if any(map(is_dask_array, self.arrays.values())):
             return ""
-        arrays = [value for _, value in sorted(self.arrays.items())]
+        arrays = [value for _, value in sorted(self.arrays.items()) if not value.dtype.hasobject]
         memory = (np.ascontiguousarray(value).reshape(-1).view(np.uint8).data for value in arrays)
         return "-".join(map(xxhash.xxh3_128_hexdigest, memory))
 
@@ -117,14 +126,9 @@ def batches_of(batches: Any, size: int | None, seed: int | None, *, keeps_last: 
     if isinstance(batches, (str, os.PathLike)):
         return _cut(_blocks_of_parquet(os.fspath(batches)), size, seed, keeps_last)
     columns = batches.values() if isinstance(batches, Mapping) else batches
-    alone = hasattr(batches, "dtype") and hasattr(batches, "shape")
+    alone = (hasattr(batches, "dtype") and hasattr(batches, "shape")) or _is_frame(batches)
     if alone or (isinstance(batches, (Mapping, tuple)) and columns and all(map(_has_rows, columns))):
         return _cut(_blocks_of_arrays(Batch.of(batches)), size, seed, keeps_last)
-    if type(batches).__name__ == "DataFrame":
-        raise ConfigError(
-            "fit: batches: got a DataFrame, wanted its columns as arrays: {name: frame[name].to_numpy() for name in"
-            " frame}, or of a dask DataFrame frame[name].to_dask_array(lengths=True)"
-        )
     if not isinstance(batches, Iterable) and not callable(batches):
         raise ConfigError(
             f"fit: batches: got {type(batches).__name__}, wanted arrays with batch_size=, the path of parquet files, an"
@@ -158,6 +162,11 @@ def _is_masked(array: Any) -> bool:
     from dask.array.utils import meta_from_array
 
     return isinstance(meta_from_array(array), np.ma.MaskedArray)
+
+
+def _is_frame(value: Any) -> bool:
+    # Of pandas, Dask, polars or cuDF.
+    return type(value).__name__ == "DataFrame"
 
 
 def _has_rows(value: Any) -> bool:

@@ -201,7 +201,14 @@ def test_an_iterator_has_one_epoch():
         taken(source, 1)
 
 
-@pytest.mark.parametrize("batch", [{"x": np.float32(1)}, {}], ids=["a number", "nothing"])
-def test_a_batch_without_rows_is_refused(batch):
-    with pytest.raises(ConfigError, match="wanted arrays of one number of rows"):
+@every(
+    ("batch", "message"),
+    [
+        ({"x": np.float32(1)}, "wanted arrays of one number of rows"),
+        ({}, "wanted arrays of one number of rows"),
+        (pd.DataFrame({"x": Y}), "got a DataFrame, wanted its columns as arrays"),
+    ],
+)
+def test_a_batch_without_rows_is_refused(batch, message):
+    with pytest.raises(ConfigError, match=message):
         assert Batch.of(batch).rows
