@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dask_ferro.stream import run
     from dask_ferro.train.fit import fit
     from dask_ferro.train.rates import CosineRate
-    from dask_ferro.train.update.scaling import LossScale
+    from dask_ferro.train.update import LossScale
     from dask_ferro.views.progress import progress
 
 __version__: str
@@ -78,7 +78,7 @@ _MODULES = {
     "stream": ("run",),
     "train.fit": ("fit",),
     "train.rates": ("CosineRate",),
-    "train.update.scaling": ("LossScale",),
+    "train.update": ("LossScale",),
     "views.progress": ("progress",),
 }
 # name -> (module, attribute); None is the module itself

@@ -9,31 +9,26 @@ There are no callbacks: what is to happen between two steps is written in the lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from numbers import Real
 from typing import Any
 
-from dask_ferro.errors import ConfigError, did_you_mean
+import numpy as np
+
+from dask_ferro.errors import ConfigError, did_you_mean, is_count
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower.prepared.remote import is_address, without_secrets
-from dask_ferro.train.data.order import is_whole
-from dask_ferro.train.data.source import source_of
-from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics, own_inputs
-from dask_ferro.train.program import Recipe, with_rate
+from dask_ferro.train.batches import batches_of
+from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics
+from dask_ferro.train.program import Recipe, replace_rate
 from dask_ferro.train.rates import RateOf, rate_of
-from dask_ferro.train.stopping import EarlyStopping
-from dask_ferro.train.training import CheckpointOptions, Fit
-from dask_ferro.train.trees import constants
-from dask_ferro.train.update.scaling import LossScale, loss_scale_of
+from dask_ferro.train.state import constants
+from dask_ferro.train.training import Fit
+from dask_ferro.train.update import LossScale, loss_scale_of
 
-_CHOICES = {
-    "last": ("keep", "drop"),
-    "precision": (None, *PRECISIONS),
-    "nonfinite": ("stop", "skip", "continue"),
-}
 # Keywords of `parallel` that are passed on.
 _OPTIONS = ("micro_batches", "schedule", "stages", "chunks", "reduction", "workers")
 
@@ -163,28 +158,52 @@ def fit(
     (18, [[3.0]])
     """
     metrics = {} if metrics is None else metrics
-    counts = {"epochs": epochs, "accumulate": accumulate, "every": every, "keep": keep, "patience": patience}
-    choices = {"last": last, "precision": precision, "nonfinite": nonfinite, "monitor": monitor}
-    for name, value, fits, wanted in _rules(loss, metrics, optimizer, seed, counts, choices, clip, options):
-        if not fits:
-            raise ConfigError(f"fit: {name}: got {value!r}, wanted {wanted}")
+    _check_roles(loss, metrics, optimizer)
+    counts = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "accumulate": accumulate,
+        "every": every,
+        "keep": keep,
+    }
+    _check_count(1, **counts, patience=patience)
+    _check_count(0, seed=seed)
+    _check_choice("last", last, "keep", "drop")
+    _check_choice("precision", precision, None, *PRECISIONS)
+    _check_choice("nonfinite", nonfinite, "stop", "skip", "continue")
+    _check_choice("monitor", monitor, "loss", *metrics)
+    _check_choice("reduction", options.get("reduction", "mean"), "mean", "sum")
+    if clip is not None and not (isinstance(clip, Real) and not isinstance(clip, bool) and float(clip) > 0):
+        raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         known = [*signature(fit).parameters, *_OPTIONS]
         raise ConfigError(
             f"fit: unknown option {', '.join(unknown)}; beside its own it takes {', '.join(_OPTIONS)} of ff.parallel"
             f"{did_you_mean(unknown[0], known)}"
         )
-    if "loss" in metrics:
-        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
     if every is not None and checkpoint is None:
         raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")
-    tensors, scale, rates = constants(params), loss_scale_of(loss_scale, precision), rate_of(lr)
-    update, options = optimizer if rates is None else with_rate(optimizer), {"plan": plan, **options}
-    recipe = Recipe(loss, metrics, update, clip, accumulate, precision, scale, nonfinite, options)
-    names = own_inputs(loss, metrics, tensors) if isinstance(loss, Tensor) else ()
-    data = source_of(batches, batch_size, seed, keeps_last=last == "keep", names=names)
-    keeping = CheckpointOptions(_folder(checkpoint), every, keep)
-    return Fit(recipe, tensors, data, epochs, rates, EarlyStopping(patience, monitor), keeping, progress)
+    rate = rate_of(lr)
+    recipe = Recipe(
+        loss=loss,
+        metrics=metrics,
+        optimizer=optimizer if rate is None else replace_rate(optimizer),
+        rate=rate,
+        epochs=epochs,
+        clip=clip,
+        accumulate=accumulate,
+        precision=precision,
+        scale=loss_scale_of(loss_scale, precision),
+        nonfinite=nonfinite,
+        options={"plan": plan, **options},
+        folder=_folder(checkpoint),
+        every=every,
+        keep=keep,
+        patience=patience,
+        monitor=monitor,
+        progress=progress,
+    )
+    return Fit(recipe, constants(params), batches_of(batches, batch_size, seed, keeps_last=last == "keep"))
 
 
 def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
@@ -200,36 +219,31 @@ def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     return os.path.abspath(path)
 
 
-def _rules(
-    loss: object,
-    metrics: Any,
-    optimizer: object,
-    seed: int | None,
-    counts: Mapping[str, int | None],
-    choices: Mapping[str, object],
-    clip: float | None,
-    options: Mapping[str, Any],
-) -> Iterator[tuple[str, object, bool, str]]:
-    """Yield each option with its value, whether that fits, and what does."""
+def _check_roles(loss: object, metrics: Any, optimizer: object) -> None:
     is_optimizer = (
         hasattr(optimizer, "init") and hasattr(optimizer, "step") and not isinstance(optimizer, type)
     )
-    yield "optimizer", optimizer, is_optimizer, "one such as ff.optim.Adam(1e-3)"
-    yield "metrics", metrics, isinstance(metrics, Mapping), "them by name: {'accuracy': accuracy}"
+    if not is_optimizer:
+        raise ConfigError(f"fit: optimizer: got {optimizer!r}, wanted one such as ff.optim.Adam(1e-3)")
+    if not isinstance(metrics, Mapping):
+        raise ConfigError(f"fit: metrics: got {metrics!r}, wanted them by name: {{'accuracy': accuracy}}")
+    if "loss" in metrics:
+        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
     for name, value in {"loss": loss, **{f"metrics: {n!r}": metric for n, metric in metrics.items()}}.items():
-        yield (
-            name,
-            value,
-            isinstance(value, Tensor) or callable(value),
-            "a function of (params, batch), or a Tensor",
-        )
-    yield "seed", seed, seed is None or is_whole(seed, 0), "a number from 0 on, or None"
+        if not (isinstance(value, Tensor) or callable(value)):
+            raise ConfigError(
+                f"fit: {name}: got {value!r}, wanted a function of (params, batch), or a Tensor"
+            )
+
+
+def _check_count(least: int, **counts: Any) -> None:
+    """Raise `ConfigError` for a value that is no count of Python or numpy; None is left to the type checker."""
     for name, count in counts.items():
-        # A count that has a default is no None, but then the type checker says so.
-        yield name, count, count is None or is_whole(count, 1), "a number from 1 on"
-    for name, choice in choices.items():
-        known = _CHOICES.get(name, ("loss", *metrics))
-        yield name, choice, choice in known, f"one of {', '.join(map(repr, known))}"
-    yield "reduction", (sums := options.get("reduction", "mean")), sums in ("mean", "sum"), "'mean' or 'sum'"
-    is_norm = isinstance(clip, Real) and not isinstance(clip, bool) and clip > 0
-    yield "clip", clip, clip is None or is_norm, "a norm above 0"
+        number = int(count) if isinstance(count, np.integer) else count
+        if count is not None and not (is_count(number, least) and number < 2**64):
+            raise ConfigError(f"fit: {name}: got {count!r}, wanted a number from {least} to below 2^64")
+
+
+def _check_choice(name: str, choice: object, *known: str | None) -> None:
+    if choice not in known:
+        raise ConfigError(f"fit: {name}: got {choice!r}, wanted one of {', '.join(map(repr, known))}")

@@ -6,7 +6,7 @@ a Tensor              has arguments of its own; a batch's arrays are given to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from inspect import signature
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.emit import build, reached
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
-from dask_ferro.train.data.batch import Batch, Named
+from dask_ferro.train.batches import Batch
 
 PRECISIONS = ("float16", "bfloat16")
 # The arguments that are the number of the batch, and the number of each of its rows.
@@ -31,20 +31,29 @@ Metrics: TypeAlias = Mapping[str, Loss]
 
 
 class BatchGraphs(NamedTuple):
-    """Loss and metrics of a batch, and the name of the input that each of its arrays is."""
+    """Loss and metrics of a batch, and by name the inputs that carry it: arrays of the batch, or `ROW_NUMBERS`."""
 
     loss: Tensor
     metrics: Mapping[str, Tensor]
     inputs: Mapping[str, str]
 
 
-def batch_graphs(
-    loss: Loss, metrics: Metrics, precision: str | None, params: Tree, form: Any, first: Batch
-) -> BatchGraphs:
-    """Return loss and metrics of a batch, as `ff.fit` takes them.
+class _ByKey(dict[Any, Tensor]):
+    """Tensors by the keys of a batch; another key is an error with the reason, where the array was left out."""
 
-    `form` is a batch in the user's form, with names; `first` is one whose dtypes and row shapes all have.
-    """
+    def __init__(self, tensors: Mapping[Any, Tensor], left_out: Mapping[str, str]) -> None:
+        super().__init__(tensors)
+        self._left_out = left_out
+
+    def __missing__(self, key: Any) -> Tensor:
+        absent = f"there is no such array; wanted one of {', '.join(map(str, self))}"
+        raise ConfigError(f"fit: batches: {key!r}: {self._left_out.get(str(key), absent)}")
+
+
+def batch_graphs(
+    loss: Loss, metrics: Metrics, precision: str | None, params: Tree, first: Batch
+) -> BatchGraphs:
+    """Return loss and metrics, as `ff.fit` takes them, of batches with the arrays, dtypes and row shapes of `first`."""
     if isinstance(loss, Tensor):
         if precision is not None:
             raise ConfigError(
@@ -55,31 +64,38 @@ def batch_graphs(
             raise ConfigError(
                 f"fit: metrics: {wrong}: the loss is a Tensor, so they are Tensors too, of its arguments"
             )
-        _check_depends(loss, params)
-        tensors = {name: _metric(name, metric) for name, metric in metrics.items()}
-        return BatchGraphs(loss, tensors, _matched(own_inputs(loss, metrics, params), form, list(first)))
-    to = None if precision is None else dtype_of(precision)
-    batch = _in_form(form, first, to)
-    narrow = pytree.mapped(lambda w: _narrowed(w, to), params)
-    extra = {
-        "step": argument(STEP, (), np.int64),
-        "rows": argument(ROW_NUMBERS, ("rows",), np.int64),
-    }
-    found = _loss(_called(loss, narrow, batch, extra))
-    _check_depends(found, params)
-    called = {n: _called(metric, narrow, batch, extra) for n, metric in metrics.items()}
-    return BatchGraphs(found, {n: _metric(n, value) for n, value in called.items()}, {n: n for n in first})
+        scalar = loss
+    else:
+        to = None if precision is None else dtype_of(precision)
+        args = pytree.mapped(lambda w: _narrow(w, to), params), _in_form(first, to)
+        numbers = {
+            "step": argument(STEP, (), np.int64),
+            "rows": argument(ROW_NUMBERS, ("rows",), np.int64),
+        }
+        scalar = _call(loss, args, numbers)
+        if not isinstance(scalar, Tensor) or scalar.ndim or not scalar.is_floating:
+            raise ConfigError(
+                f"fit: loss(params, batch): got {scalar!r}, wanted a floating point scalar; take its mean"
+            )
+        metrics = {name: _call(metric, args, numbers) for name, metric in metrics.items()}
+    _check_reads(scalar, params)
+    tensors = {name: _metric(name, metric) for name, metric in metrics.items()}
+    inputs = _own_inputs([scalar, *tensors.values()], params)
+    if isinstance(loss, Tensor):
+        return BatchGraphs(loss, tensors, _match_inputs(inputs, first))
+    _check_width(scalar, params, first, inputs)
+    carriers = (*first.arrays, ROW_NUMBERS)
+    return BatchGraphs(widened(scalar), tensors, {name: name for name in carriers if name in inputs})
 
 
-def own_inputs(loss: Tensor, metrics: Metrics, params: Tree) -> list[str]:
-    """Return the names of the arguments of loss and metrics that are not parameters, in the order of their creation."""
+def _own_inputs(tensors: list[Tensor], params: Tree) -> list[str]:
+    """Return the names of the arguments of tensors that are not parameters, in the order of their creation."""
     leaves = pytree.leaves(params)
-    tensors = [loss, *(metric for metric in metrics.values() if isinstance(metric, Tensor))]
     inputs = build(tensors, leaves).model.graph.inputs
     return [str(value.name) for value in inputs][len({leaf.key for leaf in leaves}) :]
 
 
-def _check_depends(loss: Tensor, params: Tree) -> None:
+def _check_reads(loss: Tensor, params: Tree) -> None:
     inputs = chain.from_iterable(node.inputs for node in reached([loss]))
     read = {loss.key, *(x.key for x in inputs if x is not None)}
     if read.isdisjoint(leaf.key for leaf in pytree.leaves(params)):
@@ -88,61 +104,63 @@ def _check_depends(loss: Tensor, params: Tree) -> None:
         )
 
 
-def _matched(own: Sequence[str], form: Any, names: Sequence[str]) -> dict[str, str]:
-    """Return the loss's own input for each array of a batch: by its key, or by position."""
-    if not isinstance(form, Mapping):
-        if len(own) != len(names):
-            raise ConfigError(f"fit: batches: got {len(names)} arrays, wanted {len(own)}: {', '.join(own)}")
-        return dict(zip(names, own, strict=True))
-    if set(names) != set(own):
+def _check_width(loss: Tensor, params: Tree, first: Batch, inputs: list[str]) -> None:
+    """Raise `ConfigError` if float64 data make a loss float64 whose parameters are not: it would compute in float64."""
+    wide = [name for name in inputs if name in first.arrays and first.arrays[name].dtype == np.float64]
+    if wide and loss.dtype == np.float64 and all(w.dtype != np.float64 for w in pytree.leaves(params)):
         raise ConfigError(
-            f"fit: batches: got arrays {', '.join(names)}, wanted {', '.join(own) or 'none'}, the arguments of loss and"
+            f"fit: batches: {', '.join(map(repr, wide))}: got float64, and no parameter is: the loss would be computed"
+            " in float64; give astype('float32'), or cast in the loss (ff.astype)"
+        )
+
+
+def _match_inputs(inputs: list[str], first: Batch) -> dict[str, str]:
+    """Return the input of a loss that is a Tensor for each array of a batch that it reads: by key, or by position."""
+    names = list(first.arrays)
+    if not isinstance(first.form, Mapping):
+        if len(inputs) != len(names):
+            raise ConfigError(
+                f"fit: batches: got {len(names)} arrays, wanted {len(inputs)}: {', '.join(inputs)}"
+            )
+        return dict(zip(names, inputs, strict=True))
+    if not set(inputs) <= set(names):
+        raise ConfigError(
+            f"fit: batches: got arrays {', '.join(names)}, wanted {', '.join(inputs)}, the arguments of loss and"
             " metrics"
         )
-    return {name: name for name in names}
+    return {name: name for name in inputs}
 
 
-def _called(of: Loss, params: Tree, batch: Any, extra: Mapping[str, Tensor]) -> Any:
+def _call(of: Loss, args: tuple[Tree, Any], numbers: Mapping[str, Tensor]) -> Any:
     """Return the tensor of a loss or metric, which may have parameters `step` and `rows`."""
     if isinstance(of, Tensor):
         return of
     # By their names: a third parameter may be anything, and have a default.
-    wanted = signature(of).parameters
-    return of(params, batch, **{name: value for name, value in extra.items() if name in wanted})
+    names = signature(of).parameters
+    return of(*args, **{name: value for name, value in numbers.items() if name in names})
 
 
-def _in_form(form: Any, first: Batch, to: ir.DataType | None) -> Any:
-    """Return a batch of arguments in the user's form; arrays whose dtype ONNX does not have are left out."""
-    tensors: Named[Tensor] = Named(left_out=form.left_out if isinstance(form, Named) else None)
-    for name, value in first.items():
-        try:
-            tensors[name] = _narrowed(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
-        except ConfigError as error:
-            tensors.left_out[name] = str(error)
-    if isinstance(form, str):
-        return tensors[form]
-    if isinstance(form, Mapping):
-        named = {key: tensors[name] for key, name in form.items() if name in tensors}
-        return Named(named, tensors.left_out)
-    return tuple(tensors[name] for name in form)
+def _in_form(first: Batch, to: ir.DataType | None) -> Any:
+    """Return a batch of arguments in the user's form."""
+    tensors = {
+        name: _narrow(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
+        for name, value in first.arrays.items()
+    }
+    if isinstance(first.form, Mapping):
+        named = {key: tensors[name] for key, name in first.form.items() if name in tensors}
+        return _ByKey(named, first.left_out)
+    by_name = _ByKey(tensors, first.left_out)
+    return by_name[first.form] if isinstance(first.form, str) else tuple(map(by_name.__getitem__, first.form))
 
 
-def _narrowed(x: Tensor, to: Any) -> Tensor:
+def _narrow(x: Tensor, to: ir.DataType | None) -> Tensor:
     return cast(x, to) if to is not None and x.is_floating else x
 
 
-def _loss(found: Any) -> Tensor:
-    if not isinstance(found, Tensor) or found.ndim or not found.is_floating:
+def _metric(name: str, metric: Any) -> Tensor:
+    if not isinstance(metric, Tensor) or metric.ndim:
         raise ConfigError(
-            f"fit: loss(params, batch): got {found!r}, wanted a floating point scalar; take its mean"
-        )
-    return widened(found)
-
-
-def _metric(name: str, found: Any) -> Tensor:
-    if not isinstance(found, Tensor) or found.ndim:
-        raise ConfigError(
-            f"fit: metrics: {name!r}: got {found!r}, wanted a scalar Tensor; take its mean or sum"
+            f"fit: metrics: {name!r}: got {metric!r}, wanted a scalar Tensor; take its mean or sum"
         )
     # A float of 32 or 64 bits, as sums over micro-batches are.
-    return found if found.dtype == np.float64 else cast(found, dtype_of("float32"))
+    return metric if metric.dtype == np.float64 else cast(metric, dtype_of("float32"))

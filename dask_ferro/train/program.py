@@ -29,20 +29,20 @@ from dask_ferro.lower.pipeline.run import Step
 from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
 from dask_ferro.lower.ranks.collection import persist
 from dask_ferro.lower.ranks.sharded import ShardedArray
-from dask_ferro.train.data.batch import Batch
-from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
-from dask_ferro.train.trees import leaves_of
-from dask_ferro.train.update.scaling import LossScale
-from dask_ferro.train.update.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate
+from dask_ferro.train.batches import Batch
+from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs
+from dask_ferro.train.rates import RateOf
+from dask_ferro.train.state import leaves_of
+from dask_ferro.train.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate, LossScale
 
 # The metric that is the loss without its scale.
 _UNSCALED = "fit.loss"
 RATE, LOSS_SCALE = "fit.rate", "fit.scale"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is trained and how, as `ff.fit` was asked; `options` are keywords of `parallel`.
+    """What is trained and how; `options` are keywords of `parallel`.
 
     Where the rate is a function of the step, the optimizer reads the argument `RATE`.
     """
@@ -50,58 +50,65 @@ class Recipe:
     loss: Loss
     metrics: Metrics
     optimizer: Optimizer
-    clip: float | None = None
-    accumulate: int = 1
-    precision: str | None = None
-    scale: LossScale | None = None
-    nonfinite: str = "stop"
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rate: RateOf | None
+    epochs: int
+    clip: float | None
+    accumulate: int
+    precision: str | None
+    scale: LossScale | None
+    nonfinite: str
+    options: Mapping[str, Any]
+    folder: str | None
+    every: int | None
+    keep: int
+    patience: int | None
+    monitor: str
+    progress: bool | None
 
     @property
     def settings(self) -> dict[str, str]:
         """What may change in a run that goes on, in words by name."""
         own = getattr(self.optimizer, "__dict__", {})
-        found = {"optimizer": type(self.optimizer).__name__, **{f"optimizer.{n}": v for n, v in own.items()}}
-        found |= {"clip": self.clip, "precision": self.precision, "reduction": "sum" if self.sums else "mean"}
+        settings = {
+            "optimizer": type(self.optimizer).__name__,
+            **{f"optimizer.{n}": v for n, v in own.items()},
+        }
+        settings |= {"clip": self.clip, "precision": self.precision, "reduction": self.reduction}
         # A rate that is a function is a Tensor here.
-        return {name: "a function" if isinstance(v, Tensor) else str(v) for name, v in found.items()}
+        return {name: "a function" if isinstance(v, Tensor) else str(v) for name, v in settings.items()}
 
     @property
-    def sums(self) -> bool:
-        """Whether a loss is the sum over rows, not the mean."""
-        return self.options.get("reduction", "mean") == "sum"
+    def reduction(self) -> str:
+        return self.options.get("reduction") or "mean"
 
     @property
     def update(self) -> BatchUpdate:
-        """The update of a batch."""
-        skips = self.nonfinite == "skip"
-        return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, self.sums, self.scale, skips)
+        sums, skips = self.reduction == "sum", self.nonfinite == "skip"
+        return BatchUpdate(self.optimizer, self.clip, self.accumulate > 1, sums, self.scale, skips)
 
 
 class StepInputs(NamedTuple):
-    """What a step reads beside parameters and state: a batch of so many rows, its epoch and number, whether it ends its
-    group of `accumulate` batches, and the rate, where that is a function of the step.
-    """
+    """What a step reads beside parameters and state; `ends`: the batch ends its group of `accumulate`."""
 
     batch: Batch
-    epoch: int
-    number: int
     rows: int
+    epoch: int
+    step: int
     ends: bool
     rate: float | None
 
 
 # What a step may read beside its batch, parameters and state.
 _NUMBERS: Mapping[str, Callable[[StepInputs], Any]] = {
-    STEP: lambda step: np.int64(step.number),
-    ROW_NUMBERS: lambda step: np.arange(step.rows),
-    RATE: lambda step: np.float64(step.rate),
-    ENDS: lambda step: np.bool_(step.ends),
-    ROWS: lambda step: np.float32(step.rows),
+    STEP: lambda inputs: np.int64(inputs.step),
+    ROW_NUMBERS: lambda inputs: np.arange(inputs.rows),
+    RATE: lambda inputs: np.float64(inputs.rate),
+    ENDS: lambda inputs: np.bool_(inputs.ends),
+    ROWS: lambda inputs: np.float32(inputs.rows),
 }
 
 
-def with_rate(optimizer: Optimizer) -> Optimizer:
+def replace_rate(optimizer: Optimizer) -> Optimizer:
     """Return an optimizer whose rate is an input of each step; raises `ConfigError` if it has no field `lr`."""
     if not dataclasses.is_dataclass(optimizer) or not hasattr(optimizer, "lr"):
         raise ConfigError(
@@ -112,7 +119,7 @@ def with_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, lr=argument(RATE, (), np.float64))  # type: ignore[type-var]
 
 
-def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
+def _scale_loss(loss: Tensor, recipe: Recipe) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
     if recipe.nonfinite == "skip":
         # The factor gives a loss that is not finite gradients that are not either, and it stays what it is.
@@ -125,74 +132,64 @@ def _scaled(loss: Tensor, recipe: Recipe) -> Tensor:
 
 
 class TrainingProgram:
-    """The steps of a training: loss, metrics and update of a batch.
+    """The steps of a training on batches with the dtypes and row shapes of the `first`; `params` are constants."""
 
-    `params` are constants with names, `form` is a batch in the user's form, with names, and `first` one whose dtypes
-    and row shapes all others have.
-    """
-
-    def __init__(self, recipe: Recipe, params: Tree, form: Any, first: Batch) -> None:
-        graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, form, first)
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, params: Tree, first: Batch) -> None:
+        graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, first)
+        self._is_scaled = recipe.scale is not None
         # No scale is fetched with the loss that the caller reads.
-        plain = {} if recipe.scale is None else {_UNSCALED: widened(graphs.loss)}
-        carriers = [*map(graphs.inputs.__getitem__, first), ROW_NUMBERS]
-        read = own_inputs(graphs.loss, graphs.metrics, params)
+        plain = {_UNSCALED: widened(graphs.loss)} if self._is_scaled else {}
         self.pipeline = parallel(
-            {LOSS: _scaled(graphs.loss, recipe), **plain, **graphs.metrics},
+            {LOSS: _scale_loss(graphs.loss, recipe), **plain, **graphs.metrics},
             params=params,
             optimizer=recipe.update,
             # A loss that reads no batch has none.
-            batched=[name for name in carriers if name in read] or None,
+            batched=list(graphs.inputs.values()) or None,
             **{name: value for name, value in recipe.options.items() if value is not None},
         )
         reads = frozenset(self.pipeline.inputs)
         # The name in a batch, and in the graph, of each array that is read.
-        self._names = [(own, name) for own, name in graphs.inputs.items() if name in reads]
+        self._names = [(own, name) for own, name in graphs.inputs.items() if name in reads - _NUMBERS.keys()]
         self._numbers = [(name, number) for name, number in _NUMBERS.items() if name in reads]
 
     def check(self, rows: int) -> None:
         """Raise `ConfigError` if batches of `rows` rows cannot be computed."""
         parts = self.pipeline.schedule.micro_batches
-        if rows < parts:
+        if rows % parts:
             raise ConfigError(
-                f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; choose another"
+                f"fit: batches: one has {rows} rows, wanted a multiple of the {parts} micro-batches; choose another"
                 " batch_size, or last='drop' where the last batch of an epoch is smaller"
             )
         self.pipeline.check(rows)
 
     def steps(self, each: Iterable[StepInputs], params: Tree, state: Tree) -> Iterator[Step]:
-        """Yield the results of steps that follow each other; with a client they are lazy, until `submit`.
-
-        With a client, those of as many rows have one template.
-        """
+        """Yield the results of steps that follow each other; with a client they are lazy, until `submit`."""
         if current_client() is None:
             for inputs in each:
-                arrays = self._arrays(inputs) | self._scale(state)
-                step = self._without_scale(self.pipeline.compute(arrays, params, state))
+                step = self._without_scale(self.pipeline.compute(self._arrays(inputs, state), params, state))
                 params, state = step.params, step.state
                 yield step
             return
         follow = self._scale(self.pipeline.next_state)
+        # Steps of as many rows have one template.
         for _, alike in groupby(each, lambda inputs: inputs.rows):
-            batches = [self._arrays(inputs) | self._scale(state) for inputs in alike]
-            for run in self.pipeline.successive(batches, params, state, follow):
+            arrays = [self._arrays(inputs, state) for inputs in alike]
+            for run in self.pipeline.successive(arrays, params, state, follow):
                 step = self._without_scale(run.lazy_step)
                 yield step
             params, state = step.params, step.state
 
-    def _arrays(self, step: StepInputs) -> dict[str, Any]:
-        """Return what a step reads beside parameters, state and the scale, by name."""
-        arrays = {name: step.batch[own] for own, name in self._names}
-        return arrays | {name: number(step) for name, number in self._numbers}
+    def _arrays(self, inputs: StepInputs, state: Tree) -> dict[str, Any]:
+        """Return what a step reads beside parameters and state, by name."""
+        arrays = {name: inputs.batch.arrays[own] for own, name in self._names}
+        return arrays | {name: number(inputs) for name, number in self._numbers} | self._scale(state)
 
     def _scale(self, state: Tree) -> dict[str, Any]:
-        """Return the scale of the loss by name, where it has one."""
-        return {} if self._recipe.scale is None else {LOSS_SCALE: state[SCALE]}
+        return {LOSS_SCALE: state[SCALE]} if self._is_scaled else {}
 
     def _without_scale(self, step: Step) -> Step:
         """Return a step with the loss that the caller reads."""
-        if self._recipe.scale is None:
+        if not self._is_scaled:
             return step
         metrics = dict(step.metrics)
         return step._replace(loss=metrics.pop(_UNSCALED), metrics=metrics)
@@ -210,19 +207,18 @@ class TrainingProgram:
                 "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
             )
         numbers = [(step.loss, step.metrics, step.state.get(UPDATED)) for step in steps]
-        apart = {one.token: one for one in map(_lazy, leaves_of(numbers)) if one is not None}
-        arrays = {one.token: one for one in map(_lazy, leaves_of(steps)) if one is not None} | apart
-        named = {str(i): array for i, array in enumerate(arrays.values())}
-        names = dict(zip(arrays, named, strict=True))
+        apart = {leaf.token for leaf in leaves_of(numbers) if _is_lazy(leaf)}
+        arrays = {leaf.token: leaf for leaf in leaves_of(steps) if _is_lazy(leaf)}
+        names = {token: str(i) for i, token in enumerate(arrays)}
+        named = {names[token]: array for token, array in arrays.items()}
         tuples = member_tuples(named, [names[token] for token in apart], self.pipeline.workers)
         held = persist(client, CallOutputs(tuples)).arrays
+        return [
+            pytree.like(step, [held[names[x.token]] if _is_lazy(x) else x for x in leaves_of(step)])
+            for step in steps
+        ]
 
-        def kept(leaf: Any) -> Any:
-            return leaf if _lazy(leaf) is None else held[names[leaf.token]]
 
-        return [pytree.like(step, map(kept, leaves_of(step))) for step in steps]
-
-
-def _lazy(leaf: Any) -> ShardedArray | None:
-    """Return a sharded array that was not submitted; None for another leaf."""
-    return leaf if isinstance(leaf, ShardedArray) and not leaf.tasks.is_fixed else None
+def _is_lazy(leaf: Any) -> bool:
+    """Return whether a leaf is a sharded array that was not submitted."""
+    return isinstance(leaf, ShardedArray) and not leaf.tasks.is_fixed

@@ -1,4 +1,4 @@
-"""`Fit`: a training as an iterable of steps, which holds the position and the arrays.
+"""`Fit`: a training as an iterable of steps, which holds the state.
 
     batch --TrainingProgram.steps--> parameters and state of the next step       checkpoint: between two steps
                        `--> FitStep, for the caller
@@ -13,79 +13,72 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from math import isfinite
-from threading import Lock
 from time import perf_counter
-from typing import Any, NamedTuple
-from warnings import warn
-
-import numpy as np
+from typing import NamedTuple
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.pipeline.run import Step
+from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.stream.progress import bar
-from dask_ferro.train.data.batch import Batch, RowTypes, digest_of, row_types, rows_of
-from dask_ferro.train.data.source import Source
-from dask_ferro.train.leaving import written_in_a_thread
+from dask_ferro.train import checkpoint
+from dask_ferro.train.batches import Batch, Batches
 from dask_ferro.train.program import Recipe, StepInputs, TrainingProgram
-from dask_ferro.train.rates import RateOf, rate_at
-from dask_ferro.train.saved import checkpoint as files
-from dask_ferro.train.saved import reading
-from dask_ferro.train.saved.manifest import Manifest, Position, differences, mismatches
-from dask_ferro.train.step import FitStep, fit_steps
-from dask_ferro.train.stopping import EarlyStopping
-from dask_ferro.train.trees import check_reachable, named_leaves, values, whole
-from dask_ferro.train.update.update import UPDATED
+from dask_ferro.train.rates import rate_at
+from dask_ferro.train.state import EarlyStopping, TrainingState, check_reachable, values, whole
+from dask_ferro.train.update import UPDATED
 
 # With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
 # those of its batches, which are in its graph, and the steps: each of them is written again where workers join
 # meanwhile.  A group costs Dask some 20 ms.
 _GROUP_S, _GROUP_BYTES, _BATCH_BYTES, _GROUP_STEPS = 0.25, 128 * 2**20, 8 * 2**20, 64
-# The fact that may change in a run that goes on from a checkpoint.
-_SETTINGS = "settings"
 
 
-class CheckpointOptions(NamedTuple):
-    """Where checkpoints go, after how many batches, and how many stay."""
+@dataclass(frozen=True, eq=False)
+class FitStep:
+    """One batch of a training (`ff.fit`).
 
-    folder: str | None
-    every: int | None
-    keep: int
+    Attributes
+    ----------
+    epoch : int
+        From 0.
+    index : int
+        The number of batches before it, in all epochs.
+    rows : int
+        Rows of the batch.
+    lr : float or None
+        The learning rate, where it is a function of the step.
+    is_updated : bool
+        Whether the batch is the last of its group of `accumulate` batches, and their gradients changed the parameters:
+        not if all of them were left out, since they were not finite.
+    loss : float
+        The loss of the batch, before the update.
+    metrics : dict of str to float
+        The metrics of the batch by name, before the update.
+    """
 
+    epoch: int
+    index: int
+    rows: int
+    lr: float | None
+    is_updated: bool
+    loss: float
+    metrics: Mapping[str, float]
+    _params: Tree
 
-class _State(NamedTuple):
-    """The state of a training between two steps; params, state and batch are those of the last one."""
+    @cached_property
+    def params(self) -> Tree:
+        """The parameters after the batch, in the form that was given; with a client all of them are fetched."""
+        return whole(self._params)
 
-    position: Position
-    stopping: EarlyStopping
-    params: Tree
-    state: Tree
-    batch: Batch = {}  # noqa: RUF012 - never changed
-
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """Parameters and the update's state by name, without what no step reads."""
-        pairs = chain(named_leaves(self.params, "params"), named_leaves(self.state, "state"))
-        return {name: leaf for name, leaf in pairs if name != f"state.{UPDATED}"}
-
-    def epoch_ended(self) -> _State:
-        """Return the state at the start of the next epoch."""
-        at = self.position
-        return self._replace(
-            position=Position(at.epoch + 1, 0, at.step, at.updates), stopping=self.stopping.ended()
-        )
-
-
-class _Mark(NamedTuple):
-    """When so many steps of an iteration were computed, by `perf_counter`."""
-
-    at: float
-    steps: int
+    def __repr__(self) -> str:
+        return f"<FitStep {self.index}, epoch {self.epoch}, {self.rows} rows>"
 
 
 class _Group(NamedTuple):
@@ -93,7 +86,24 @@ class _Group(NamedTuple):
 
     steps: Sequence[Step]
     inputs: Sequence[StepInputs]
-    after: Sequence[_State]
+    states: Sequence[TrainingState]
+
+    def computed(self) -> list[FitStep]:
+        """Return the steps once they are computed; their numbers are fetched together, as they are in one result."""
+        numbers = gather([(step.loss, step.state.get(UPDATED, 1.0), step.metrics) for step in self.steps])
+        return [
+            FitStep(
+                inputs.epoch,
+                inputs.step,
+                inputs.rows,
+                inputs.rate,
+                inputs.ends and float(updated) > 0,
+                float(loss),
+                {name: float(value) for name, value in metrics.items()},
+                step.params,
+            )
+            for step, inputs, (loss, updated, metrics) in zip(self.steps, self.inputs, numbers, strict=True)
+        ]
 
 
 def next_size(size: int, pace: float) -> int:
@@ -104,42 +114,37 @@ def next_size(size: int, pace: float) -> int:
 class Fit:
     """A training that can be iterated over: each iteration goes on where the last one ended.  Created by `fit`."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        params: Tree,
-        source: Source,
-        epochs: int,
-        rate: RateOf | None,
-        stopping: EarlyStopping,
-        keeping: CheckpointOptions,
-        progress: bool | None,
-    ) -> None:
-        self._recipe, self._tensors, self._source = recipe, params, source
-        self._epochs, self._rate, self._keeping, self._progress = epochs, rate, keeping, progress
-        self._facts = {**source.facts, "accumulate": recipe.accumulate, _SETTINGS: recipe.settings}
+    def __init__(self, recipe: Recipe, params: Tree, batches: Batches) -> None:
+        self._recipe, self._tensors, self._batches = recipe, params, batches
         # Replaced by one assignment: Ctrl-C may come between any two.
-        self._now = _State(Position(), stopping, values(params), values(recipe.update.init(params)))
+        self._now = TrainingState(
+            values(params), values(recipe.update.init(params)), EarlyStopping(recipe.monitor)
+        )
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
+        self._facts = {**batches.facts, "accumulate": recipe.accumulate}
         self._nbytes = sum(leaf.nbytes for leaf in self._now.arrays.values())
-        self._program: TrainingProgram | None = None
-        self._row_types: RowTypes = {}
-        self._saved: int | None = None
-        # The last error of writing a checkpoint, which is not tried again because of it.
+        # The first batch, whose dtypes and row shapes all have.
+        self._first: Batch | None = None
+        # The step of the last checkpoint, and the last error of writing one, which is not tried again because of it.
+        self._saved = 0
         self._failure: BaseException | None = None
-        self._writes = Lock()
-        # Steps of the next group, and steps that are submitted one by one; when the last groups were computed.
-        self._size, self._singly = 1, 0
-        self._computed = deque[_Mark](maxlen=2)
+        # Steps of the next group, and of any.
+        self._size, self._limit = 1, _GROUP_STEPS
         self._holds: list[Hold] = []
+        if recipe.folder is not None:
+            checkpoint.check_types(self._types)
         # Batches of known sizes are checked before any is computed; others when they come.
-        if source.sizes:
-            program = self._ready(next(source.epoch(0, 0)))
-            for rows in source.sizes:
-                program.check(rows)
-        if keeping.folder is not None:
-            with files.held(keeping.folder):
-                self._resume(keeping.folder)
+        if batches.sizes:
+            self._first = next(batches.epoch(0, 0))
+            for rows in batches.sizes:
+                self._program.check(rows)
+        if (folder := recipe.folder) is not None:
+            with checkpoint.hold_folder(folder):
+                checkpoint.check_workers(folder)
+                self._now = checkpoint.read_newest(
+                    folder, self._now, self._types, self._facts, recipe.settings
+                )
+                self._saved = self._now.step
 
     @property
     def params(self) -> Tree:
@@ -147,25 +152,189 @@ class Fit:
         return whole(self._now.params)
 
     def __repr__(self) -> str:
-        at = self._now.position
-        return f"<Fit at epoch {at.epoch} of {self._epochs}, {at.step} batches done>"
+        return f"<Fit at epoch {self._now.epoch} of {self._recipe.epochs}, {self._now.step} batches done>"
 
     def __iter__(self) -> Iterator[FitStep]:
-        count = self._source.count
-        total = None if count is None else count * self._epochs
+        count, folder = self._batches.count, self._recipe.folder
+        total = None if count is None else count * self._recipe.epochs
         with ExitStack() as stack:
-            if self._keeping.folder is not None:
-                held = files.held(self._keeping.folder, self._now.position.step)
-                self._holds = stack.enter_context(held)
-            advance = stack.enter_context(bar("batches", total, self._now.position.step, self._progress))
+            if folder is not None:
+                self._holds = stack.enter_context(checkpoint.hold_folder(folder))
+                checkpoint.check_is_newest(folder, self._now.step)
+            advance = stack.enter_context(bar("batches", total, self._now.step, self._recipe.progress))
             try:
                 yield from self._steps(advance)
                 self._save()
             except BaseException as error:
                 # A loop that is left, by Ctrl-C, an error or `break`, goes on from here next time.
-                if self._is_ahead and error is not self._failure:
+                if error is not self._failure:
                     self._save_behind(error)
                 raise
+
+    # ---- the loop ------------------------------------------------------------------------------------------
+
+    def _steps(self, advance: Callable[..., None]) -> Iterator[FitStep]:
+        began, self._limit = perf_counter(), _GROUP_STEPS
+        while not self._is_over:
+            for group in _look_ahead(self._groups(), 0 if current_client() is None else 1):
+                try:
+                    steps = group.computed()
+                except Exception:
+                    if len(group.steps) == 1:
+                        raise
+                    # The steps before the one that failed are computed again, one by one.
+                    self._limit = 1
+                    break
+                now = perf_counter()
+                self._size, began = next_size(self._size, (now - began) / len(steps)), now
+                for step, state in zip(steps, group.states, strict=True):
+                    # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
+                    self._now = state._replace(stopping=self._stopping_after(step, state))
+                    advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
+                    yield step
+                    # Only now is the caller done with the step.
+                    if self._recipe.every is not None and state.step % self._recipe.every == 0:
+                        self._save()
+
+    @property
+    def _is_over(self) -> bool:
+        patience, now = self._recipe.patience, self._now
+        return now.epoch >= self._recipe.epochs or (patience is not None and now.stopping.waited >= patience)
+
+    def _stopping_after(self, step: FitStep, state: TrainingState) -> EarlyStopping:
+        """Return early stopping after a step; raises `ConfigError` if its loss ends the training."""
+        stopping, nonfinite = self._now.stopping, self._recipe.nonfinite
+        is_left_out = nonfinite == "skip" and not isfinite(step.loss)
+        if nonfinite == "stop" and not isfinite(step.loss):
+            raise ConfigError(
+                f"fit: the loss of batch {self._now.batch} of epoch {step.epoch} (step {step.index}) is {step.loss},"
+                " wanted a finite number: a value or label is out of range, the rate too large, or gradients before it"
+                " were not finite; the training stands before this batch: mend it and go on, or have such batches left"
+                " out (nonfinite='skip')"
+            )
+        # Without early stopping nothing is counted, or a training that goes on with it would stop at once.
+        if self._recipe.patience is None:
+            return stopping
+        if not is_left_out:
+            stopping = stopping.after_batch({**step.metrics, "loss": step.loss}[stopping.monitor], step.rows)
+        return stopping if state.batch else stopping.after_epoch()
+
+    def _groups(self) -> Iterator[_Group]:
+        """Submit the steps that are left, with early stopping those of an epoch; yield each group.
+
+        If a step cannot be submitted, those before it are.
+        """
+        now = self._now
+        # What steps read, and the state after each, with the arrays before their group.
+        group: list[tuple[StepInputs, TrainingState]] = []
+        try:
+            for batch, is_last in self._batches_left():
+                inputs, now = self._next(now, batch, is_last)
+                group.append((inputs, now))
+                if current_client() is None or len(group) >= min(self._size, self._most(batch)):
+                    group, full = [], group
+                    yield (submitted := self._submit(full))
+                    now = submitted.states[-1]
+        except Exception:
+            if group:
+                yield self._submit(group)
+            raise
+        if group:
+            yield self._submit(group)
+
+    def _batches_left(self) -> Iterator[tuple[Batch, bool]]:
+        """Yield the batches that are left, with early stopping those of an epoch; and whether each is its last."""
+        first = self._now.epoch
+        for epoch in range(first, self._recipe.epochs if self._recipe.patience is None else first + 1):
+            batches = self._rest_of_epoch() if epoch == first else self._batches.epoch(epoch, 0)
+            # One batch ahead, since the last of an epoch ends its group of `accumulate`.
+            for batch, following in pairwise(chain[Batch | None](batches, (None,))):
+                assert batch is not None
+                yield batch, following is None
+
+    def _rest_of_epoch(self) -> Iterator[Batch]:
+        """Return the batches of this epoch that are not done, if the last one before is the one that it was.
+
+        At the start of an epoch it is that of the epoch before, if the state is from a checkpoint, and an epoch can be
+        read from any position: a loader may shuffle without a seed.
+        """
+        now, count = self._now, self._batches.count
+        if now.batch:
+            epoch, number = now.epoch, now.batch - 1
+        elif count is not None and isinstance(now.last, str) and now.last:
+            epoch, number = now.epoch - 1, count - 1
+        else:
+            return self._batches.epoch(now.epoch, 0)
+        batches = self._batches.epoch(epoch, number)
+        last = next(batches, None)
+        if last is None or (now.digest and last.digest not in ("", now.digest)):
+            raise ConfigError(
+                f"fit: batches: batch {number} of epoch {epoch} is another one than before; give the same data in the"
+                " same order, such as a list, or a function from an epoch's number to its batches"
+            )
+        return batches if now.batch else self._batches.epoch(now.epoch, 0)
+
+    def _next(self, now: TrainingState, batch: Batch, is_last: bool) -> tuple[StepInputs, TrainingState]:
+        """Return what the step from a state reads, and the state after it."""
+        check_reachable(now.params)
+        if self._first is None:
+            self._first = batch
+        rows = batch.rows
+        self._program.check(rows)
+        if batch.types != self._first.types:
+            wrong = checkpoint.differences(_words(self._first), _words(batch))
+            raise ConfigError(
+                f"fit: batches: batch {now.batch} of epoch {now.epoch} has other rows than the first one:"
+                f" {'; '.join(wrong)}; give all batches the same arrays, dtypes and shapes of rows"
+            )
+        ends = is_last or (now.batch + 1) % self._recipe.accumulate == 0
+        rate = None if self._recipe.rate is None else rate_at(self._recipe.rate, now.updates)
+        epoch, done = (now.epoch + 1, 0) if is_last else (now.epoch, now.batch + 1)
+        after = now._replace(
+            epoch=epoch, batch=done, step=now.step + 1, updates=now.updates + ends, last=batch
+        )
+        return StepInputs(batch, rows, now.epoch, now.step, ends, rate), after
+
+    @cached_property
+    def _program(self) -> TrainingProgram:
+        assert self._first is not None
+        return TrainingProgram(self._recipe, self._tensors, self._first)
+
+    def _most(self, batch: Batch) -> int:
+        """Return how many steps with batches like this one may be in a group."""
+        bounds = self._limit, _GROUP_BYTES // max(1, self._nbytes), _BATCH_BYTES // max(1, batch.nbytes)
+        return max(1, min(bounds))
+
+    def _submit(self, group: Sequence[tuple[StepInputs, TrainingState]]) -> _Group:
+        """Submit a group of steps."""
+        inputs, states = zip(*group, strict=True)
+        steps = self._program.submit(list(self._program.steps(inputs, states[0].params, states[0].update)))
+        after = [
+            state._replace(params=step.params, update=step.state)
+            for state, step in zip(states, steps, strict=True)
+        ]
+        return _Group(steps, inputs, after)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------
+
+    def _save(self, *, is_leaving: bool = False) -> None:
+        """Write a checkpoint, unless there is no folder, or it has one of this step."""
+        folder, now = self._recipe.folder, self._now
+        if folder is None or now.step == self._saved:
+            return
+
+        def write() -> None:
+            for hold in self._holds:
+                hold.check()
+            settings, keep = self._recipe.settings, self._recipe.keep
+            checkpoint.save(folder, now, self._types, self._facts, settings, keep=keep)
+            self._saved = now.step
+
+        try:
+            checkpoint.write_in_a_thread(write, is_leaving=is_leaving)
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _save_behind(self, error: BaseException) -> None:
         """Write a checkpoint as the loop is left by an error, which stays the one that is raised."""
@@ -177,214 +346,20 @@ class Fit:
                 raise
             error.add_note(f"fit: no checkpoint was written as the loop was left: {other}")
 
-    # ---- the loop ------------------------------------------------------------------------------------------
 
-    def _steps(self, advance: Callable[..., None]) -> Iterator[FitStep]:
-        every = self._keeping.every
-        self._computed = deque([_Mark(perf_counter(), 0)], maxlen=2)
-        while self._now.position.epoch < self._epochs and not self._now.stopping.is_over:
-            for group in _ahead(self._submitted(), 0 if current_client() is None else 1):
-                try:
-                    steps = fit_steps(group.steps, group.inputs)
-                except Exception:
-                    if len(group.steps) == 1:
-                        raise
-                    # The steps before the one that failed are computed again, one by one.
-                    self._size, self._singly = 1, len(group.steps)
-                    break
-                self._took(len(steps))
-                for step, after in zip(steps, group.after, strict=True):
-                    # A step is done once the loop has it: what is submitted beyond is submitted again after a `break`.
-                    self._now = after._replace(stopping=self._counted(step, after.position))
-                    advance(1, head=f"epoch {step.epoch + 1}", said=f"  loss {step.loss:.4g}")
-                    yield step
-                    # Only now is the caller done with the step.
-                    if every is not None and self._now.position.step % every == 0:
-                        self._save()
-            else:
-                self._now = self._now.epoch_ended()
-
-    def _counted(self, step: FitStep, after: Position) -> EarlyStopping:
-        """Return early stopping after a step; raises `ConfigError` if its loss ends the training."""
-        stopping, nonfinite = self._now.stopping, self._recipe.nonfinite
-        if nonfinite != "continue" and not isfinite(step.loss):
-            if nonfinite == "skip":
-                return stopping
-            raise ConfigError(
-                f"fit: the loss of batch {after.batch - 1} of epoch {step.epoch} (step {step.index}) is {step.loss},"
-                " wanted a finite number: a value or label is out of range, the rate too large, or gradients before it"
-                " were not finite; the training stands before this batch: mend it and go on, or have such batches left"
-                " out (nonfinite='skip')"
-            )
-        # Without early stopping a sum of losses would only be written into checkpoints.
-        if stopping.most is None:
-            return stopping
-        return stopping.seen({**step.metrics, "loss": step.loss}[stopping.monitor], step.rows)
-
-    def _took(self, steps: int) -> None:
-        """Note that a group of steps is computed.
-
-        The pace is that of two groups: the second one may have been computed while the loop had the first.
-        """
-        began, done = self._computed[0], self._computed[-1].steps + steps
-        self._computed.append(_Mark(perf_counter(), done))
-        pace = (self._computed[-1].at - began.at) / (done - began.steps)
-        self._singly = max(0, self._singly - steps)
-        self._size = 1 if self._singly else next_size(self._size, pace)
-
-    def _most(self, batch: Batch) -> int:
-        """Return how many steps with batches like this one may be in a group."""
-        here = sum(value.nbytes for value in batch.values() if isinstance(value, np.ndarray))
-        return max(1, min(_GROUP_STEPS, _GROUP_BYTES // max(1, self._nbytes), _BATCH_BYTES // max(1, here)))
-
-    def _submitted(self) -> Iterator[_Group]:
-        """Submit the steps that are left, with early stopping those of an epoch; yield each group.
-
-        If a step cannot be submitted, those before it are.
-        """
-        batches, now = self._left(), self._now
-        # What steps read, and the state after each, with the arrays before their group.
-        group: list[tuple[StepInputs, _State]] = []
-        try:
-            while True:
-                # One batch ahead, since the last of an epoch ends its group of `accumulate`.
-                for batch, following in pairwise(chain[Any](batches, (None,))):
-                    group.append(self._advance(now, batch, following is None))
-                    now = group[-1][1]
-                    if current_client() is None or len(group) >= min(self._size, self._most(batch)):
-                        group, full = [], group
-                        sent = self._sent(full)
-                        now = sent.after[-1]
-                        yield sent
-                now = now.epoch_ended()
-                if now.stopping.most is not None or now.position.epoch == self._epochs:
-                    break
-                batches = self._source.epoch(now.position.epoch, 0)
-        except Exception:
-            if group:
-                yield self._sent(group)
-            raise
-        if group:
-            yield self._sent(group)
-
-    def _sent(self, group: Sequence[tuple[StepInputs, _State]]) -> _Group:
-        """Submit a group of steps."""
-        assert self._program is not None
-        inputs, after = zip(*group, strict=True)
-        steps = self._program.submit(list(self._program.steps(inputs, after[0].params, after[0].state)))
-        pairs = zip(after, steps, strict=True)
-        return _Group(steps, inputs, [at._replace(params=one.params, state=one.state) for at, one in pairs])
-
-    def _left(self) -> Iterator[Batch]:
-        """Return the batches of this epoch that are not done, if the last one before is the one that it was."""
-        at = self._now.position
-        found = self._source.epoch(at.epoch, max(at.batch - 1, 0))
-        if not at.batch:
-            return found
-        last = next(found, None)
-        before = at.digest or digest_of(self._now.batch)
-        if last is None or (before and digest_of(last) not in ("", before)):
-            raise ConfigError(
-                f"fit: batches: batch {at.batch - 1} of epoch {at.epoch} is another one than before; give the same"
-                " data in the same order, such as a list, or a function from an epoch's number to its batches"
-            )
-        self._now = self._now._replace(batch=last)
-        return found
-
-    def _advance(self, now: _State, batch: Batch, is_last: bool) -> tuple[StepInputs, _State]:
-        """Return what the step from a state reads, and the state after it."""
-        rows, at = rows_of(batch), now.position
-        check_reachable(now.params)
-        self._ready(batch).check(rows)
-        if (own := row_types(batch)) != self._row_types:
-            name = next(name for name in own if own[name] != self._row_types.get(name))
-            (dtype, shape), (first_dtype, first_shape) = own[name], self._row_types[name]
-            raise ConfigError(
-                f"fit: batches: {name!r} of batch {at.batch} of epoch {at.epoch} has rows of {dtype} {shape}, wanted"
-                f" {first_dtype} {first_shape}, as in the first batch"
-            )
-        ends = is_last or (at.batch + 1) % self._recipe.accumulate == 0
-        rate = None if self._rate is None else rate_at(self._rate, at.updates)
-        after = Position(at.epoch, at.batch + 1, at.step + 1, at.updates + ends)
-        inputs = StepInputs(batch, at.epoch, at.step, rows, ends, rate)
-        return inputs, now._replace(position=after, batch=batch)
-
-    def _ready(self, batch: Batch) -> TrainingProgram:
-        if self._program is None:
-            self._program = TrainingProgram(self._recipe, self._tensors, self._source.form, batch)
-            self._row_types = row_types(batch)
-        return self._program
-
-    # ---- checkpoints ---------------------------------------------------------------------------------------
-
-    @property
-    def _is_ahead(self) -> bool:
-        """Whether there is a folder without a checkpoint of this position."""
-        return self._keeping.folder is not None and self._now.position.step not in (0, self._saved)
-
-    def _save(self, *, is_leaving: bool = False) -> None:
-        """Write a checkpoint, unless there is no folder, or it has one of this position."""
-        if self._is_ahead:
-            written_in_a_thread(self._write, is_leaving=is_leaving)
-
-    def _write(self) -> None:
-        # Ctrl-C as a thread starts leaves it running: the next one waits for it.
-        with self._writes:
-            folder, now, at = self._keeping.folder, self._now, self._now.position
-            if folder is None or not self._is_ahead:
-                return
-            # At the start of an epoch there is no batch before the position.
-            digest = digest_of(now.batch) if at.batch else ""
-            manifest = Manifest(at._replace(digest=digest), now.stopping, self._facts)
-            try:
-                for hold in self._holds:
-                    hold.check()
-                files.save(folder, manifest, now.arrays, self._types, keep=self._keeping.keep)
-            except BaseException as error:
-                self._failure = error
-                raise
-            self._saved = at.step
-
-    def _resume(self, folder: str) -> None:
-        """Go on from the newest checkpoint of a folder, if there is one, and it is of this training."""
-        found = reading.found_in(folder)
-        if not found:
-            return
-        manifest = reading.read_manifest(found[0])
-        was, now_is = dict(manifest.facts), dict(self._facts)
-        settings = now_is.pop(_SETTINGS)
-        others = differences(was.pop(_SETTINGS, settings), settings)
-        wrong = differences(was, now_is) + mismatches(manifest.arrays, self._types)
-        if wrong:
-            raise ConfigError(
-                f"fit: checkpoint {found[0]!r} is of another training: {'; '.join(wrong)}; give the same, or another"
-                " folder"
-            )
-        if others:
-            text = "; ".join(others)
-            warn(f"fit: checkpoint {found[0]!r}: other settings hold from here: {text}", stacklevel=4)
-        arrays, now = reading.read_arrays(found[0], manifest), self._now
-        params, state = _filled(now.params, "params", arrays), _filled(now.state, "state", arrays)
-        self._now = _State(manifest.position, now.stopping.after(manifest.stopping), params, state)
-        self._saved = manifest.position.step
+def _words(batch: Batch) -> dict[str, str]:
+    return {name: f"{dtype} {shape}" for name, (dtype, shape) in batch.types.items()}
 
 
-def _filled(tree: Tree, prefix: str, arrays: Mapping[str, Any]) -> Tree:
-    """Return a tree with arrays in place of its leaves, by their names."""
-    return pytree.like(tree, [arrays.get(name, leaf) for name, leaf in named_leaves(tree, prefix)])
-
-
-def _ahead(groups: Iterator[_Group], beyond: int) -> Iterator[_Group]:
+def _look_ahead(groups: Iterator[_Group], beyond: int) -> Iterator[_Group]:
     """Yield each group once so many more are submitted; if one cannot be, those before it come first."""
     held: deque[_Group] = deque()
-    failed = None
     try:
         for group in groups:
             held.append(group)
             if len(held) > beyond:
                 yield held.popleft()
-    except Exception as error:  # noqa: BLE001 - it is raised below
-        failed = error
+    except Exception:
+        yield from held
+        raise
     yield from held
-    if failed is not None:
-        raise failed

@@ -20,9 +20,9 @@ from safetensors.numpy import load_file, save
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.saved import checkpoint, reading
-from dask_ferro.train.saved.manifest import Manifest, Position
-from dask_ferro.train.stopping import EarlyStopping
+from dask_ferro.lines import opened, sealed
+from dask_ferro.train import checkpoint
+from dask_ferro.train.state import EarlyStopping, TrainingState
 from tests.train.nets import data, loss, params, ran, same_bits
 from tests.waiting import WHOLE_S
 
@@ -153,14 +153,26 @@ ARRAYS = {
 
 
 def test_arrays_of_any_dtype_and_shape_are_read_as_they_were(tmp_path):
-    types = {name: (array.dtype.name, array.shape) for name, array in ARRAYS.items()}
-    manifest = Manifest(Position(step=7), EarlyStopping(), {})
-    checkpoint.save(str(tmp_path), manifest, ARRAYS, types, keep=1)
-    (path,) = reading.found_in(str(tmp_path))
-    found = reading.read_arrays(path, reading.read_manifest(path))
+    types = {f"params.{name}": (array.dtype.name, array.shape) for name, array in ARRAYS.items()}
+    state = TrainingState(ARRAYS, {}, EarlyStopping(), step=7)
+    checkpoint.save(str(tmp_path), state, types, {}, {}, keep=1)
+    other = TrainingState(dict.fromkeys(ARRAYS), {}, EarlyStopping())
+    restored = checkpoint.read_newest(str(tmp_path), other, types, {}, {})
+    assert restored.step == 7
     for name, array in ARRAYS.items():
-        assert (found[name].dtype.name, found[name].shape) == types[name]
-        assert (found[name] == array).all()
+        assert (restored.params[name].dtype.name, restored.params[name].shape) == types[f"params.{name}"]
+        assert (restored.params[name] == array).all()
+
+
+def test_float8_which_could_not_be_read_again_is_refused(tmp_path):
+    class Quantized(ff.optim.SGD):
+        def init(self, params):
+            return {"mean": ff.asarray(np.zeros(3, ml_dtypes.float8_e4m3fn))}
+
+    with pytest.raises(
+        ConfigError, match=r"'state.optimizer.mean' is float8_e4m3fn, which could not be read"
+    ):
+        ran(checkpoint=tmp_path, optimizer=Quantized(0.1))
 
 
 # ---- when they are written ---------------------------------------------------------------------------------
@@ -332,6 +344,10 @@ def _take_another(path: Path):
     path.write_bytes(save({name: np.asarray(array + 1) for name, array in arrays.items()}))
 
 
+def _forget_files(path: Path):
+    path.write_bytes(sealed({**opened(path.read_bytes()), "files": {}}))
+
+
 ARRAYS_FILE, WRONG = "rank-0.safetensors", "its checksum is wrong"
 DAMAGE = {
     "a file that is missing": (ARRAYS_FILE, os.unlink, "No such file"),
@@ -344,6 +360,11 @@ DAMAGE = {
     "a manifest that is empty": ("manifest.json", _empty, WRONG),
     "a manifest that is cut short": ("manifest.json", _shorten, WRONG),
     "a manifest that is changed": ("manifest.json", _flip, WRONG),
+    "a manifest without files": (
+        "manifest.json",
+        _forget_files,
+        "its files have a part of 'params.first.weight'",
+    ),
 }
 
 
@@ -399,9 +420,31 @@ def test_other_settings_of_the_optimizer_hold_and_are_told(saved, tmp_path):
         ran(checkpoint=tmp_path / "made", optimizer=ff.optim.Adam(0.02), clip=1, steps=0)
 
 
-def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(saved, tmp_path):
-    copytree(saved, tmp_path / "made")
+@pytest.mark.parametrize(("steps", "batch"), [(2, 1), (3, 2)], ids=["within an epoch", "after an epoch"])
+def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(steps, batch, saved, tmp_path):
+    copytree(saved / f"step-{steps:012}", tmp_path / "made" / f"step-{steps:012}")
     with pytest.raises(
-        ConfigError, match="batch 2 of epoch 0 is another one than before; give the same data"
+        ConfigError, match=f"batch {batch} of epoch 0 is another one than before; give the same data"
     ):
         ran(checkpoint=tmp_path / "made", data={name: value + 1 for name, value in data().items()})
+
+
+def test_a_loader_that_shuffles_goes_on_after_a_whole_epoch(tmp_path):
+    def batches(rows):
+        return iter([{name: value[rows] for name, value in data(8).items()}])
+
+    for epochs in (1, 2):
+        rows = np.random.default_rng().permutation(8)
+        training = ff.fit(
+            loss, params(), lambda epoch, rows=rows: batches(rows), ff.optim.SGD(0.1), epochs=epochs,
+            checkpoint=tmp_path,
+        )  # fmt: skip
+        assert [step.index for step in training] == [epochs - 1]
+
+
+def test_a_checkpoint_of_another_release_is_refused(saved, tmp_path):
+    copytree(saved, tmp_path / "made")
+    file = tmp_path / "made" / "step-000000000003" / "manifest.json"
+    file.write_bytes(sealed({**opened(file.read_bytes()), "format": "checkpoint 9"}))
+    with pytest.raises(ConfigError, match=r"format 'checkpoint 9', and .* reads '.* 3'; go on with the rel"):
+        ran(checkpoint=tmp_path / "made", steps=0)

@@ -13,8 +13,9 @@ from safetensors.numpy import load_file
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from dask_ferro.graph.tensor.pytree import paths
 from dask_ferro.lower.ranks.sharded import gather
-from dask_ferro.train import leaving, trees
+from dask_ferro.train import checkpoint
 from dask_ferro.train import training as training_module
 from tests.clusters import on_cluster
 from tests.train.nets import FSDP, PLANS, data, leaves, loss, params, ran, same_bits
@@ -83,7 +84,7 @@ def test_a_folder_that_workers_do_not_see_is_refused_before_anything_is_computed
 
 
 def test_a_loop_is_left_without_a_checkpoint_if_the_workers_are_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr(leaving, "GONE_S", 0.1)
+    monkeypatch.setattr(checkpoint, "GONE_S", 0.1)
     with (
         ff.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as own,
         distributed.Client(own) as client,
@@ -137,12 +138,11 @@ def test_a_group_holds_so_many_bytes_and_one_step_at_least(nbytes, client, monke
 
 def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     fetched = []
-    monkeypatch.setattr(trees, "gather", lambda arrays: fetched.append(len(arrays)) or gather(arrays))
+    monkeypatch.setattr(training_module, "gather", lambda tree: fetched.append(tree) or gather(tree))
     steps = list(ff.fit(loss, params(), data(40), ff.optim.SGD(0.1), batch_size=8, loss_scale="dynamic"))
-    assert (sum(fetched), len(steps)) == (
-        10,
-        5,
-    )  # the loss, and whether there was an update, but not the scale
+    # The loss, and whether there was an update, but not the scale.
+    numbers = [leaf for tree in fetched for _, leaf in paths(tree)]
+    assert (len(numbers), len(steps)) == (10, 5)
     last, _ = ran(data=data(40), optimizer=ff.optim.SGD(0.1), epochs=1, loss_scale="dynamic")
     assert [step.loss for step in steps] == [row[4] for row in last]
 
@@ -190,7 +190,7 @@ def test_ctrl_c_while_a_step_is_waited_for_leaves_a_checkpoint_of_the_one_before
             raise KeyboardInterrupt
         return gather(arrays)
 
-    monkeypatch.setattr(trees, "gather", interrupted)
+    monkeypatch.setattr(training_module, "gather", interrupted)
     training = ff.fit(
         loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
     )

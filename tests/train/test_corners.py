@@ -102,6 +102,14 @@ def test_an_array_without_numbers_is_left_out_too(form, kind, tmp_path):
     assert losses(fitted(arrays, **options)) == USUAL
 
 
+def test_texts_in_a_tuple_are_left_unread(tmp_path):
+    def of(p, batch):
+        return loss(p, {"x": batch[0], "y": batch[1]})
+
+    texts = fitted((*DATA.values(), TEXTS), of, checkpoint=tmp_path)
+    assert [next(iter(texts)).loss, *losses(texts)] == USUAL
+
+
 def test_an_array_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match="batches: 'z': there is no such array; wanted one of x, y"):
         fitted(of=lambda p, b: loss(p, b) + ff.mean(b["z"]))

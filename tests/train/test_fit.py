@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
+from tests.each import every
 from tests.train.nets import PLANS, data, distance, leaves, loss, outputs, params, ran
 
 
@@ -178,7 +179,7 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs: got 0, wanted a number from 1 on"),
+        ({"epochs": 0}, "epochs: got 0, wanted a number from 1 to below"),
         ({"reduction": "bogus"}, "reduction: got 'bogus'"),
         ({"seed": 1.5}, "seed: got 1.5"),
         ({"clip": True}, "clip: got True"),
@@ -207,6 +208,18 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
             "metrics: 'distance': .* wanted a scalar Tensor",
         ),
         ({"params": {}}, "params: got no arrays"),
+        (
+            {"params": [[0.0, 1.0]]},
+            "params: '0.0': got the number 0.0, wanted an array: lists hold parameters",
+        ),
+        ({"params": {"w": np.arange(3)}}, "params: 'w': got int64, wanted a floating point dtype that has"),
+        ({"params": {"a.b": data()["x"], "a": {"b": data()["x"]}}}, "two arrays are named 'a.b'"),
+        ({"batch_size": 0}, "batch_size: got 0, wanted a number from 1 to"),
+        ({"seed": -1}, "seed: got -1, wanted a number from 0 to below 2"),
+        (
+            {"data": {**data(), "x": data()["x"].astype("f8")}},
+            "batches: 'x': got float64, and no parameter is: the",
+        ),
         ({"params": ff.argument("w", (6,))}, "params: 'params': .*, wanted an array, or a constant"),
         (
             {"lr": 0.1, "optimizer": SimpleNamespace(init=dict, step=dict)},
@@ -228,14 +241,17 @@ TENSOR = ff.mean((ff.argument("x", ("N", 6)) * W) ** 2)
         ({"data": {**data(), "x": MASKED}}, "batches: 'x': got a masked array, whose mask would be dropped"),
         ({"data": {**data(), "x": from_array(MASKED)}}, "batches: 'x': got a masked array"),
         ({**LOADER, "data": [None]}, "batches: 'batch': got None, wanted an array"),
-        ({**LOADER, "data": lambda epoch: iter([])}, "batches: epoch 0 has none, wanted one batch or more"),
+        (
+            {**LOADER, "data": lambda epoch: iter([])},
+            "batches: epoch 0 of a function has none, wanted one batch",
+        ),
         (
             {"loss": TENSOR, "params": W, "precision": "float16"},
             "the loss is a Tensor, whose dtypes are decided",
         ),
         (
-            {"loss": TENSOR, "params": W, "data": data(), "metrics": {}},
-            "got arrays x, t, wanted x, the arguments",
+            {"loss": TENSOR, "params": W, "data": {"t": data()["t"]}, "metrics": {}},
+            "got arrays t, wanted x, the arguments",
         ),
         (
             {"loss": TENSOR, "params": W, "data": (data()["x"], data()["t"]), "metrics": {}},
@@ -250,22 +266,41 @@ def test_what_it_cannot_do_is_refused_before_anything_is_computed(options, messa
         ran(**{"steps": 0, **options})
 
 
-def test_batches_that_change_their_shape_are_refused():
-    batches = [{"x": data()["x"], "t": data()["t"]}, {"x": data()["x"][:, :5], "t": data()["t"]}]
-    training = ff.fit(loss, params(), batches, ff.optim.SGD(0.1), seed=None)
-    with pytest.raises(ConfigError, match="x"):
-        list(training)
-
-
-@pytest.mark.parametrize(
-    ("change", "rows"),
-    [(lambda x: x.astype("f8"), r"float64 \(6,\)"), (lambda x: x[:, :5], r"float32 \(5,\)")],
-    ids=["a dtype", "a width"],
+@every(
+    ("change", "differs"),
+    [
+        (lambda b: {**b, "x": b["x"].astype("f8")}, r"x: was 'float32 \(6,\)', is 'float64 \(6,\)'"),
+        (lambda b: {**b, "x": b["x"][:, :5]}, r"x: was 'float32 \(6,\)', is 'float32 \(5,\)'"),
+        (lambda b: {"x": b["x"]}, r"t: was 'float32 \(4,\)', is None"),
+        (lambda b: tuple(b.values()), r"x: was 'float32 \(6,\)', is None"),
+    ],
 )
-def test_a_batch_with_other_rows_is_refused_by_its_number(change, rows):
-    whole = data(8)
-    batches = [whole, {**whole, "x": change(whole["x"])}]
-    with pytest.raises(
-        ConfigError, match=rf"'x' of batch 1 of epoch 0 has rows of {rows}, wanted float32 \(6,\), as in the"
-    ):
-        ran(data=batches, batch_size=None, epochs=1)
+def test_a_batch_with_other_rows_is_refused_by_its_number(change, differs):
+    batches = [data(8), change(data(8))]
+    says = rf"batch 1 of epoch 0 has other rows than the first one: .*{differs}.*; give all batches the same"
+    with pytest.raises(ConfigError, match=says):
+        ran(data=batches, batch_size=None, epochs=1, seed=None)
+
+
+def test_float64_data_train_where_the_loss_or_a_parameter_decides_it():
+    wide, (usual, _) = {name: value.astype("f8") for name, value in data().items()}, ran()
+
+    def narrow(p, batch):
+        return loss(p, {name: ff.astype(value, "float32") for name, value in batch.items()})
+
+    assert [row[4] for row in ran(loss=narrow, metrics={"distance": narrow}, data=wide)[0]] == [
+        row[4] for row in usual
+    ]
+    own = {layer: {name: w.astype("f8") for name, w in values.items()} for layer, values in params().items()}
+    assert {leaf.dtype.name for leaf in leaves(ran(params=own, data=wide)[1])} == {"float64"}
+
+
+@pytest.mark.cluster
+def test_gather_takes_any_tree(client):
+    training = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8, plan=PLANS["tensor"])
+    next(iter(training))
+    held = training._now.params
+    one, (two, rest), three = ff.gather((held["last"]["weight"], [held["first"], {"n": 3}], None))
+    assert isinstance(two["bias"], np.ndarray)
+    np.testing.assert_array_equal(one, training.params["last"]["weight"])
+    assert (rest, three) == ({"n": 3}, None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.train.data.order import batches, block_order, permutation
+from dask_ferro.train.order import block_order, cut, permutation
 
 blocks = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 seeds = st.none() | st.integers(0, 2**64 - 1)
@@ -23,7 +23,7 @@ def rows_in(found):
 @properties
 @given(blocks, st.integers(1, 7), seeds, st.integers(0, 3))
 def test_an_epoch_has_every_row_once(lengths, size, seed, epoch):
-    found = rows_in(batches(lengths, size, seed, epoch))
+    found = rows_in(cut(lengths, size, seed, epoch))
     every = [(block, row) for block, length in enumerate(lengths) for row in range(length)]
     assert sorted(chain.from_iterable(found)) == every
     assert [len(batch) for batch in found[:-1]] == [size] * (len(found) - 1)
@@ -33,14 +33,14 @@ def test_an_epoch_has_every_row_once(lengths, size, seed, epoch):
 @properties
 @given(blocks, st.integers(1, 7), seeds, st.integers(0, 3), st.integers(0, 9))
 def test_an_epoch_from_a_position_is_the_rest_of_it(lengths, size, seed, epoch, start):
-    whole, rest = batches(lengths, size, seed, epoch), batches(lengths, size, seed, epoch, start)
+    whole, rest = cut(lengths, size, seed, epoch), cut(lengths, size, seed, epoch, start)
     assert rows_in(rest) == rows_in(islice(whole, start, None))
 
 
 @properties
 @given(blocks, st.integers(1, 7))
 def test_without_a_seed_rows_are_in_order(lengths, size):
-    found = list(chain.from_iterable(rows_in(batches(lengths, size, None, 5))))
+    found = list(chain.from_iterable(rows_in(cut(lengths, size, None, 5))))
     assert found == sorted(found)
 
 

@@ -8,7 +8,7 @@ import pytest
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.tensor import asarray
 from dask_ferro.lower.tensor import compute
-from dask_ferro.train.update.scaling import LossScale, all_finite, loss_scale_of, next_scale
+from dask_ferro.train.update import LossScale, all_finite, loss_scale_of, next_scale
 
 HOW = LossScale(initial=2.0**10, interval=3)
 # scale, finite steps in a row, whether this one is finite -> scale, finite steps in a row

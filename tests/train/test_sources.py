@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.train.data.batch import digest_of, rows_of
-from dask_ferro.train.data.source import source_of
+from dask_ferro.train.batches import Batch, batches_of
 from tests.each import every
 
 ROWS, SIZE = 23, 5
@@ -66,7 +65,8 @@ sources = pytest.mark.parametrize("name", SOURCES)
 
 def taken(source, epoch=0, start=0, most=None):
     return [
-        [np.asarray(value) for value in batch.values()] for batch in islice(source.epoch(epoch, start), most)
+        [np.asarray(value) for value in batch.arrays.values()]
+        for batch in islice(source.epoch(epoch, start), most)
     ]
 
 
@@ -79,7 +79,7 @@ def pairs(batches):
 
 @sources
 def test_without_a_seed_the_rows_are_in_order(name, table):
-    source = source_of(*SOURCES[name](table), None)
+    source = batches_of(*SOURCES[name](table), None)
     batches = taken(source)
     assert pairs(batches) == list(range(ROWS))
     assert [len(x) for x, _ in batches] == [5, 5, 5, 5, 3]
@@ -90,24 +90,24 @@ def test_without_a_seed_the_rows_are_in_order(name, table):
 @pytest.mark.parametrize("name", SHUFFLED)
 def test_each_epoch_has_an_order_of_its_own_by_the_seed(name, table):
     orders = [
-        pairs(taken(source_of(*SOURCES[name](table), seed), epoch))
+        pairs(taken(batches_of(*SOURCES[name](table), seed), epoch))
         for seed, epoch in ((0, 0), (0, 1), (1, 0))
     ]
     assert [sorted(order) for order in orders] == [list(range(ROWS))] * 3
     assert len(set(map(tuple, orders))) == 3
-    assert pairs(taken(source_of(*SOURCES[name](table), 0), 1)) == orders[1]
+    assert pairs(taken(batches_of(*SOURCES[name](table), 0), 1)) == orders[1]
 
 
 @sources
 @pytest.mark.parametrize("start", [1, 3, 5])
 def test_an_epoch_goes_on_from_any_position(name, start, table):
-    source = source_of(*SOURCES[name](table), 3)
+    source = batches_of(*SOURCES[name](table), 3)
     assert pairs(taken(source, 2, start)) == pairs(taken(source, 2)[start:])
 
 
 @pytest.mark.parametrize("name", ["arrays", "dask arrays", "parquet files"])
 def test_the_last_rows_can_be_left_out(name, table):
-    source = source_of(*SOURCES[name](table), 0, keeps_last=False)
+    source = batches_of(*SOURCES[name](table), 0, keeps_last=False)
     assert [len(x) for x, _ in taken(source)] == [5] * 4
     assert (source.sizes, source.count) == ((5,), 4)
 
@@ -117,26 +117,22 @@ def test_dask_arrays_stay_lazy():
         raise AssertionError("a chunk was computed")
 
     lazy = da.from_array(X, (7, 2)).map_blocks(fails, meta=np.empty((0, 0), "f4"))
-    batches = list(source_of({"x": lazy}, SIZE, 0).epoch(0, 0))
-    assert [rows_of(batch) for batch in batches] == [5, 5, 5, 5, 3]
-    assert digest_of(batches[0]) == ""
+    batches = list(batches_of({"x": lazy}, SIZE, 0).epoch(0, 0))
+    assert [batch.rows for batch in batches] == [5, 5, 5, 5, 3]
+    assert batches[0].digest == ""
 
 
-def test_only_the_columns_that_are_read_are_opened(tmp_path):
+def test_only_columns_of_numbers_are_read(tmp_path):
     pd.DataFrame({"x": X[:, 0], "name": ["a"] * ROWS}).to_parquet(tmp_path / "t.parquet")
-    source = source_of(str(tmp_path / "t.parquet"), SIZE, None, names=["x"])
-    assert [list(batch) for batch in source.epoch(0, 4)] == [["x"]]
-    assert source_of(str(tmp_path / "t.parquet"), SIZE, None).form == {"x": "x"}
-    with pytest.raises(
-        ConfigError, match=r"'name': '.*t.parquet' has .*string, wanted numbers; encode it before"
-    ):
-        source_of(str(tmp_path / "t.parquet"), SIZE, None, names=["x", "name"])
+    (batch,) = batches_of(str(tmp_path / "t.parquet"), SIZE, None).epoch(0, 4)
+    assert list(batch.arrays) == ["x"]
+    assert "string, wanted numbers; encode it before" in batch.left_out["name"]
 
 
 def test_a_table_without_numbers_is_refused(tmp_path):
     pd.DataFrame({"name": ["a"] * ROWS}).to_parquet(tmp_path / "t.parquet")
     with pytest.raises(ConfigError, match=r"'name': '.*t.parquet' has .*string, wanted numbers"):
-        source_of(str(tmp_path / "t.parquet"), SIZE, None)
+        batches_of(str(tmp_path / "t.parquet"), SIZE, None)
 
 
 def test_a_sampler_is_told_the_epoch():
@@ -150,15 +146,14 @@ def test_a_sampler_is_told_the_epoch():
         def __iter__(self):
             return iter(self.sampler)
 
-    source = source_of(Loader(), None, 0)
-    assert [next(source.epoch(epoch, 0))["batch"].item() for epoch in (4, 7)] == [4, 7]
+    source = batches_of(Loader(), None, 0)
+    assert [next(source.epoch(epoch, 0)).arrays["batch"].item() for epoch in (4, 7)] == [4, 7]
 
 
 @every(
     ("batches", "size", "message"),
     [
         ({"x": X, "y": Y}, None, "batch_size: got None, wanted the rows of a batch"),
-        ({"x": X, "y": Y}, 0, "batch_size: got 0"),
         (
             {"x": X, "y": Y[:3]},
             SIZE,
@@ -174,10 +169,14 @@ def test_a_sampler_is_told_the_epoch():
         ([X], SIZE, "batch_size and last are for arrays and files"),
         ([], None, "an empty sequence"),
         (7, None, "got int, wanted arrays with batch_size="),
+        (
+            pd.DataFrame({"x": Y}),
+            SIZE,
+            r"got a DataFrame, wanted its columns as arrays: {name: frame\[name\]",
+        ),
     ],
     ids=[
         "no size",
-        "size 0",
         "lengths",
         "no rows",
         "unknown chunks",
@@ -185,26 +184,31 @@ def test_a_sampler_is_told_the_epoch():
         "size of batches",
         "empty",
         "int",
+        "a DataFrame",
     ],
 )
 def test_what_gives_no_batches_is_refused(batches, size, message):
     with pytest.raises(ConfigError, match=message):
-        source_of(batches, size, 0)
-
-
-def test_a_seed_out_of_range_is_refused():
-    with pytest.raises(ConfigError, match="seed: got -1, wanted a number from 0"):
-        source_of({"x": X}, SIZE, -1)
+        batches_of(batches, size, 0)
 
 
 def test_an_iterator_has_one_epoch():
-    source = source_of(iter(listed()), None, 0)
+    source = batches_of(iter(listed()), None, 0)
     assert len(taken(source)) == 5
-    with pytest.raises(ConfigError, match="got a list_iterator, which can be read once, for a second epoch"):
+    with pytest.raises(
+        ConfigError, match=r"epoch 1 of a list_iterator has none, .*; an iterator can be read once"
+    ):
         taken(source, 1)
 
 
-@pytest.mark.parametrize("batch", [{"x": np.float32(1)}, {}], ids=["a number", "nothing"])
-def test_a_batch_without_rows_is_refused(batch):
-    with pytest.raises(ConfigError, match="wanted arrays of one number of rows"):
-        rows_of(batch)
+@every(
+    ("batch", "message"),
+    [
+        ({"x": np.float32(1)}, "wanted arrays of one number of rows"),
+        ({}, "wanted arrays of one number of rows"),
+        (pd.DataFrame({"x": Y}), "got a DataFrame, wanted its columns as arrays"),
+    ],
+)
+def test_a_batch_without_rows_is_refused(batch, message):
+    with pytest.raises(ConfigError, match=message):
+        assert Batch.of(batch).rows

@@ -1,4 +1,4 @@
-"""Rates by step, early stopping, and manifests: pure values."""
+"""Rates by step, and early stopping: pure values."""
 
 from __future__ import annotations
 
@@ -7,15 +7,8 @@ import math
 import pytest
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.lines import sealed
 from dask_ferro.train.rates import CosineRate, rate_at
-from dask_ferro.train.saved.manifest import (
-    Manifest,
-    Position,
-    differences,
-    mismatches,
-)
-from dask_ferro.train.stopping import EarlyStopping
+from dask_ferro.train.state import EarlyStopping, TrainingState
 
 # ---- rates -------------------------------------------------------------------------------------------------
 
@@ -46,98 +39,26 @@ def test_rates_out_of_range_are_refused(wrong, message):
 
 
 @pytest.mark.parametrize(
-    ("means", "epochs"),
+    ("means", "waited"),
     [
-        pytest.param([3, 2, 1, 0], 4, id="it goes on while the value falls"),
-        pytest.param([3, 2, 2, 2, 1], 4, id="an equal value is no improvement"),
-        pytest.param([3, 4, 2, 4, 1], 5, id="one bad epoch is borne, again and again"),
-        pytest.param([1, math.nan, math.nan, 0], 3, id="a NaN is no improvement"),
+        pytest.param([3, 2, 1, 0], 0, id="the value falls"),
+        pytest.param([3, 2, 2, 2], 2, id="an equal value is no improvement"),
+        pytest.param([3, 4, 2, 4, 1], 0, id="one bad epoch is borne, again and again"),
+        pytest.param([1, math.nan, math.nan], 2, id="a NaN is no improvement"),
         pytest.param([math.nan, math.nan], 2, id="not even the first"),
     ],
 )
-def test_it_stops_after_two_epochs_without_an_improvement(means, epochs):
-    state, done = EarlyStopping(2), 0
+def test_epochs_without_an_improvement_are_counted(means, waited):
+    state = EarlyStopping()
     for mean in means:
-        if state.is_over:
-            break
         # Batches of 3 rows and of 1: the mean is over rows.
-        state = state.seen(mean + 1, 1).seen(mean - 1 / 3, 3).ended()
-        done += 1
-    assert done == epochs
+        state = state.after_batch(mean + 1, 1).after_batch(mean - 1 / 3, 3).after_epoch()
+    assert state.waited == waited
 
 
-@pytest.mark.parametrize(
-    ("now", "after"),
-    [
-        pytest.param(EarlyStopping(5), EarlyStopping(5, "loss", 0.5, 1, 3.0, 9), id="more patience"),
-        pytest.param(EarlyStopping(), EarlyStopping(None, "loss", 0.5, 1, 3.0, 9), id="none any more"),
-        pytest.param(EarlyStopping(2, "error"), EarlyStopping(2, "error"), id="another value starts anew"),
-    ],
-)
-def test_it_goes_on_from_a_checkpoint(now, after):
-    assert now.after(EarlyStopping(2, "loss", 0.5, 1, 3.0, 9)) == after
-
-
-# ---- manifests ---------------------------------------------------------------------------------------------
-
-W = {"file": "rank-0.safetensors", "key": "params.w[0:4, 0:1]", "start": [0, 0], "stop": [4, 1]}
-MANIFEST = Manifest(
-    Position(1, 2, 12, 6, "d1gest"),
-    EarlyStopping(3, "distance", 0.1 + 0.2, 1, 1 / 3, 7),
-    {"seed": 0, "rows": 10, "chunks": [5, 5]},
-    {"rank-0.safetensors": "ab"},
-    {
-        "params.w": {"dtype": "bfloat16", "shape": [4, 2], "parts": [W]},
-        "state.step": {"dtype": "float32", "shape": [], "parts": []},
-    },
-)
-
-
-def test_a_manifest_is_read_as_it_was_written():
-    assert Manifest.from_bytes(MANIFEST.to_bytes()) == MANIFEST
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(MANIFEST.to_bytes()[:-20], "checksum is wrong", id="cut short"),
-        pytest.param(MANIFEST.to_bytes().replace(b"float32", b"float64"), "checksum is wrong", id="changed"),
-        pytest.param(b"", "checksum is wrong", id="empty"),
-        pytest.param(
-            sealed({"format": "dask_ferro checkpoint 3"}),
-            "format '.* 3', and .* reads '.* 2'; go on",
-            id="newer",
-        ),
-    ],
-)
-def test_another_text_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        Manifest.from_bytes(text)
-
-
-def test_facts_that_differ_are_told():
-    was = {"seed": 0, "rows": 10, "source": "arrays"}
-    assert differences(was, was) == []
-    assert differences(was, {"seed": 1, "rows": 10, "last": "keep"}) == [
-        "seed: was 0, is 1",
-        "source: was 'arrays', is None",
-        "last: was None, is 'keep'",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "told"),
-    [
-        ({"params.w": ("bfloat16", (4, 2)), "state.step": ("float32", ())}, []),
-        ({"params.w": ("bfloat16", (4, 2))}, ["state.step: was ('float32', ()), is None"]),
-        (
-            {"params.w": ("float32", (4, 2)), "state.step": ("float32", ()), "b": ("float32", (2,))},
-            [
-                "params.w: was ('bfloat16', (4, 2)), is ('float32', (4, 2))",
-                "b: was None, is ('float32', (2,))",
-            ],
-        ),
-    ],
-)
-def test_arrays_that_differ_are_told(wanted, told):
-    assert mismatches(MANIFEST.arrays, wanted) == told
+@pytest.mark.parametrize("monitor", ["loss", "error"])
+def test_a_state_is_restored_but_for_another_monitored_value(monitor):
+    saved = TrainingState({}, {}, EarlyStopping("loss", 0.5, 1, 3.0, 9), 1, 2, 12, 6, "d1gest")
+    restored = TrainingState({}, {}, EarlyStopping(monitor)).restored(saved.to_json(), {})
+    stopping = saved.stopping if monitor == "loss" else EarlyStopping("error")
+    assert restored == TrainingState({}, {}, stopping, 1, 2, 12, 6, "d1gest")

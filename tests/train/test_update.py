@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dask_ferro as ff
 from dask_ferro.graph.tensor.tensor import asarray
 from dask_ferro.lower.tensor import compute
-from dask_ferro.train.update.update import clipped
+from dask_ferro.train.update import clipped
 from tests.train.nets import data, leaves, loss, outputs, params, ran, same_bits
 
 numbers = st.floats(-100, 100, width=32)

@@ -11,6 +11,7 @@ from distributed import get_task_stream
 
 import dask_ferro as ff
 from dask_ferro.flow.costs import names_of
+from dask_ferro.train.batches import Batch
 from dask_ferro.train.program import StepInputs
 from dask_ferro.train.training import next_size
 from tests.each import every
@@ -83,9 +84,9 @@ def tasks_of(ranks, keys=None, **options):
         loss, params(), data(), ff.optim.Adam(0.1), batch_size=4 * ranks, last="drop", plan=plan, **options
     )
     program, rows = training._program, 4 * ranks
-    inputs = StepInputs(data(rows), 0, 0, rows, ends=True, rate=None)
     now = training._now
-    [run] = program.pipeline.successive([program._arrays(inputs)], now.params, now.state)
+    arrays = program._arrays(StepInputs(Batch.of(data(rows)), rows, 0, 0, ends=True, rate=None), now.update)
+    [run] = program.pipeline.successive([arrays], now.params, now.update)
     return dict(run.__dask_graph__())
 
 

@@ -19,6 +19,8 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
+from dask_ferro.graph.tensor import pytree
+from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.client import client_name, client_of, written_for
 from dask_ferro.lower.inputs.shipping import LARGE_GRAPHS
 from dask_ferro.lower.ranks.collection import RankCollection, needed
@@ -190,17 +192,18 @@ class ShardedArray(RankCollection):
         **kwargs
             `scheduler`, and the scheduler's own options.
         """
-        return gather({"it": self}, **kwargs)["it"]
+        return gather(self, **kwargs)
 
 
-def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
-    """Return sharded arrays as whole ones, by the same names; tasks that they share run once.
+def gather(arrays: Tree, **kwargs: Any) -> Tree:
+    """Return a tree of arrays whose sharded ones are whole; tasks that they share run once.
 
     When a worker dies, Dask computes its results again.
 
     Parameters
     ----------
-    arrays : mapping of str to ShardedArray
+    arrays : ShardedArray, or lists, tuples and dicts of them
+        What is no sharded array stays as it is.
     **kwargs
         `scheduler`, and the scheduler's own options.
 
@@ -212,7 +215,10 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
     (4, 6)
     """
     kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge
-    values = list(arrays.values())
+    leaves = [leaf for _, leaf in pytree.paths(arrays)]
+    values = [leaf for leaf in leaves if isinstance(leaf, ShardedArray)]
+    if not values:
+        return arrays
     schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=values)
     client = client_of(schedule)
     with written_for(client), dask.config.set(LARGE_GRAPHS):
@@ -227,10 +233,15 @@ def gather(arrays: Mapping[str, ShardedArray], **kwargs: Any) -> dict[str, Any]:
             parts = {
                 place: _item(results[place.key], place.index) for value in values for place in value.read
             }
-        return {
-            name: whole(map(parts.__getitem__, value.read), value.port.layout, value.mesh.sizes)
-            for name, value in arrays.items()
-        }
+        return pytree.like(
+            arrays,
+            [
+                whole(map(parts.__getitem__, leaf.read), leaf.port.layout, leaf.mesh.sizes)
+                if isinstance(leaf, ShardedArray)
+                else leaf
+                for leaf in leaves
+            ],
+        )
 
 
 def _futures_of(values: Iterable[ShardedArray], client: Any) -> dict[Key, Any] | None:

@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.tensor import argument, asarray
 from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks.sharded import merged
 from dask_ferro.policy.estimates import SAME_HOST
-from dask_ferro.train.update.update import ENDS, ROWS, BatchUpdate
+from dask_ferro.train.update import ENDS, ROWS, BatchUpdate
 from tests.each import every
 from tests.lower.pipeline.runs import alike, flat
 from tests.waiting import WHOLE_S

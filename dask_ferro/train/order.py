@@ -14,33 +14,23 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dask_ferro.errors import is_count
-
 Rows: TypeAlias = np.ndarray[Any, Any]
 # The last counter word of each kind of order, so that the two never use the same numbers.
 _BLOCKS, _ROWS = 0, 1
 
 
 class Take(NamedTuple):
-    """Rows to take from a block, in order; they count from the block's first row."""
+    """Rows of a block, in order; they count from the block's first row."""
 
     block: int
     rows: Rows
 
 
-def is_whole(value: object, least: int) -> bool:
-    """Return whether a value is a count, of Python or numpy, of at least `least`."""
-    return is_count(int(value) if isinstance(value, np.integer) else value, least)
-
-
 def permutation(count: int, seed: int | None, *counter: int) -> Rows:
-    """Return the numbers from 0 to below `count` in an order that depends on seed and counter alone; None: in order.
+    """Return the numbers below `count` in an order that depends on seed and counter alone; None: in order.
 
     The order is that of Philox's raw words (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), which
     are the same in all releases of numpy, as `Generator.permutation` need not be.
-
-    >>> permutation(5, 0, 1).tolist() == permutation(5, 0, 1).tolist()
-    True
     """
     if seed is None:
         return np.arange(count)
@@ -57,17 +47,17 @@ def block_order(blocks: int, seed: int | None, epoch: int) -> list[int]:
     return permutation(blocks, seed, epoch, 0, _BLOCKS).tolist()
 
 
-def batches(
+def cut(
     lengths: Sequence[int], size: int, seed: int | None, epoch: int, start: int = 0
 ) -> Iterator[list[Take]]:
-    """Yield the rows of each batch of an epoch, from batch `start` on; the last may be shorter.
+    """Yield the rows of each batch of `size` rows of an epoch, from batch `start` on; the last may be shorter.
 
-    `lengths` are the rows of each block, and `size` those of a batch.  Without a seed, rows are in order.
+    `lengths` are the rows of each block.
 
-    >>> [[(take.block, take.rows.tolist()) for take in one] for one in batches([3, 2], 2, None, 0)]
+    >>> [[(take.block, take.rows.tolist()) for take in one] for one in cut([3, 2], 2, None, 0)]
     [[(0, [0, 1])], [(0, [2]), (1, [0])], [(1, [1])]]
     """
-    skipped, held, taken = start * size, [], 0
+    skipped, batch, count = start * size, [], 0
     for block in block_order(len(lengths), seed, epoch):
         # A block before the position is skipped without its order.
         if skipped >= lengths[block]:
@@ -75,11 +65,11 @@ def batches(
             continue
         rows, skipped = permutation(lengths[block], seed, epoch, block, _ROWS)[skipped:], 0
         while len(rows):
-            part, rows = np.split(rows, [min(size - taken, len(rows))])
-            held.append(Take(block, part))
-            taken += len(part)
-            if taken == size:
-                yield held
-                held, taken = [], 0
-    if held:
-        yield held
+            part, rows = np.split(rows, [min(size - count, len(rows))])
+            batch.append(Take(block, part))
+            count += len(part)
+            if count == size:
+                yield batch
+                batch, count = [], 0
+    if batch:
+        yield batch

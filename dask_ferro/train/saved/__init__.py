@@ -1,1 +1,0 @@
-"""Checkpoints: their manifest, and their files."""

@@ -1,1 +1,0 @@
-"""The update of a batch: loss scale, accumulation, clipping, and the optimizer."""
