@@ -24,11 +24,10 @@ from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, widened
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.pipeline.run import Step
-from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
-from dask_ferro.lower.ranks.collection import persist
-from dask_ferro.lower.ranks.sharded import ShardedArray
+from dask_ferro.lower.ranks.calls import member_tuples
+from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.run import Step
+from dask_ferro.lower.ranks.sharded import CallOutputs, ShardedArray, persist
 from dask_ferro.train.data.batch import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs, own_inputs
 from dask_ferro.train.trees import leaves_of
@@ -154,9 +153,9 @@ class TrainingProgram:
     def check(self, rows: int) -> None:
         """Raise `ConfigError` if batches of `rows` rows cannot be computed."""
         parts = self.pipeline.schedule.micro_batches
-        if rows < parts:
+        if rows % parts:
             raise ConfigError(
-                f"fit: batches: one has {rows} rows, fewer than the {parts} micro-batches; choose another"
+                f"fit: batches: one has {rows} rows, wanted a multiple of the {parts} micro-batches; choose another"
                 " batch_size, or last='drop' where the last batch of an epoch is smaller"
             )
         self.pipeline.check(rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.run import Step
+from dask_ferro.lower.ranks.run import Step
 from dask_ferro.train.program import StepInputs
 from dask_ferro.train.trees import fetch, whole
 from dask_ferro.train.update.update import UPDATED

@@ -27,7 +27,7 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.pipeline.run import Step
+from dask_ferro.lower.ranks.run import Step
 from dask_ferro.stream.progress import bar
 from dask_ferro.train.data.batch import Batch, RowTypes, digest_of, row_types, rows_of
 from dask_ferro.train.data.source import Source

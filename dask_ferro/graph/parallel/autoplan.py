@@ -35,7 +35,7 @@ from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR, model_of
 from dask_ferro.graph.parallel.node_values import sized, split_dims
 from dask_ferro.graph.parallel.proposals import Proposal, Proposals
-from dask_ferro.graph.parallel.state_layouts import state_layouts
+from dask_ferro.graph.parallel.state_layouts import update_layouts
 from dask_ferro.graph.pipeline.stages import LOSS, input_names
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
 from dask_ferro.graph.sharding.given import divides
@@ -283,7 +283,7 @@ class _Look:
         if update is None:
             return 0.0
         shapes = {name: self.types[name].shape or () for name in update.params}
-        layouts = state_layouts(update.owners, shapes, sharding.given, mesh, split)
+        layouts = update_layouts(update, shapes, sharding.given, mesh, split)
         return sum(float(array.nbytes) / shards(layouts[name], mesh) for name, array in update.start.items())
 
 

@@ -13,37 +13,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.pipeline.update import UpdateGraph
 from dask_ferro.graph.sharding.given import divides
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 
 
-def state_layouts(
-    entries: Mapping[str, str | None],
+def update_layouts(
+    update: UpdateGraph,
     shapes: Mapping[str, Sequence[Dim]],
     layouts: Mapping[str, Layout],
     mesh: Mesh,
     split: Mapping[str, int],
 ) -> dict[str, Layout]:
-    """Return the layout of each entry of an optimizer's state.
+    """Return the layout in which an optimizer's step reads each entry of the state and each gradient.
 
-    Parameters
-    ----------
-    entries : mapping of str to str or None
-        The parameter that each entry belongs to and has the shape of; None, such as for a count of steps: it is whole.
-    shapes : mapping of str to sequence of int
-        The shape of each parameter.
-    layouts : mapping of str to Layout
-        The layout of each parameter.
-    mesh : Mesh
-    split : mapping of str to int
-        The dimension that each axis of the mesh splits, by the plan's `optimizer_state`; empty: an entry has the layout
-        of its parameter.
+    `shapes` and `layouts` are those of the parameters, and `split` the dimension that each axis splits, by the plan's
+    `optimizer_state`.  A gradient, and so its parameter, is read as the state of the parameter is, or as the parameter
+    where it has none; an entry without a parameter, such as a count of steps, is whole.
     """
-    return {
+    state = {
         entry: mesh.whole if name is None else state_layout(layouts[name], shapes[name], mesh, split)
-        for entry, name in entries.items()
+        for entry, name in update.owners.items()
     }
+    read = {owner: state[entry] for entry, owner in update.owners.items() if owner is not None}
+    pairs = zip(update.params, update.grads, strict=True)
+    return state | {grad: read.get(name, layouts[name]) for name, grad in pairs}
 
 
 def state_layout(layout: Layout, shape: Sequence[Dim], mesh: Mesh, split: Mapping[str, int]) -> Layout:
@@ -58,20 +53,14 @@ def state_layout(layout: Layout, shape: Sequence[Dim], mesh: Mesh, split: Mappin
     >>> state_layout((WHOLE, Shard(0)), (8, 6), mesh, {"data": 0})
     (Shard(dim=1), Shard(dim=0))
     """
-    found: list[Placement] = list(layout)
+    placements: list[Placement] = list(layout)
     for axis, name in enumerate(mesh.axes):
         ranks = mesh.sizes[axis]
-        if name not in split or ranks == 1 or found[axis] != WHOLE:
+        if name not in split or ranks == 1 or placements[axis] != WHOLE:
             continue
-        taken = {placement.dim for placement in found if isinstance(placement, Shard)}
-        free = [dim for dim, size in enumerate(shape) if dim not in taken and divides(ranks, size)]
+        used = {placement.dim for placement in placements if isinstance(placement, Shard)}
+        free = [dim for dim, size in enumerate(shape) if dim not in used and divides(ranks, size)]
         if free:
-            wanted = split[name] + len(shape) if split[name] < 0 else split[name]
-            found[axis] = Shard(wanted if wanted in free else free[0])
-    return tuple(found)
-
-
-def layout_of(placed: Mapping[str, Placement], mesh: Mesh) -> Layout:
-    """Return a placement by axis as a layout: whole along axes that are not named, or have one rank."""
-    axes = mesh.axes.items()
-    return tuple(placed.get(axis, WHOLE) if ranks > 1 else WHOLE for axis, ranks in axes)
+            requested = split[name] + len(shape) if split[name] < 0 else split[name]
+            placements[axis] = Shard(requested if requested in free else free[0])
+    return tuple(placements)

@@ -36,7 +36,7 @@ def usual_chunks(name: str) -> int:
     return _CHUNKS.get(name, 1)
 
 
-def known(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
+def schedule(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """Return the schedule with a name.
 
     With p stages, m micro-batches, v chunks per stage, and F, I and W the seconds of a whole stage for one micro-batch

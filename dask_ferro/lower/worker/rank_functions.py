@@ -22,15 +22,11 @@ def select_values(picks: Picks, *arguments: Any) -> Terms:
     return tuple(arguments[p] if i < 0 else arguments[p][i] for p, i in picks)
 
 
-def added(before: Terms | None, weight: int, picks: Picks, *arguments: Any) -> Terms:
-    """Return values in arguments times a weight, added to the sums before.
-
-    Half precision is float32 until `share` rounds it.
-    """
+def added(before: Terms | None, picks: Picks, *arguments: Any) -> Terms:
+    """Return values in arguments, added to the sums before; half precision is float32 until `share` rounds it."""
     wide = [_widened(term) for term in select_values(picks, *arguments)]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
-        wide = wide if weight == 1 else [term * weight for term in wide]
         return tuple(wide if before is None else (b + term for b, term in zip(before, wide, strict=True)))
 
 
