@@ -231,6 +231,7 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
     ],
     ids=[
         "one of fewer rows than micro-batches",
+        "one that micro-batches do not divide",
         "a weight that ranks do not divide",
         "another region",
     ],

@@ -64,18 +64,8 @@ class RankGraphs(NamedTuple):
 class Pipeline:
     """A model cut into chunks, and the schedule of their actions.  Created by `parallel`.
 
-    Parameters
-    ----------
-    model : Staged
-    schedule : Schedule
-    form : tree of int
-        The form of the parameters, with a position in place of each tensor; None without parameters.
-    update : UpdateGraph, optional
-        The optimizer's step.
-    plan : PlanFile, optional
-        How values are split in each stage; by default a stage is one rank.
-    reduction, workers, batched
-        As `parallel` takes them.
+    `form` is the tree of the parameters with a leaf for each; None without parameters.  Without a plan a stage is one
+    rank.  `reduction`, `workers` and `batched` are as `parallel` takes them.
 
     Attributes
     ----------
@@ -84,13 +74,6 @@ class Pipeline:
         Names of the inputs that are neither parameters nor state: the model's, then the optimizer's.
     batch : frozenset of str
         Those that carry the batch.
-
-    Raises
-    ------
-    ConfigError
-        Names in `batched` that the model does not have, or an optimizer that reads an argument that carries the batch.
-    UnsupportedOp
-        A node that no engine computes.
     """
 
     def __init__(

@@ -149,19 +149,8 @@ class CallOutputs(DaskMethodsMixin):
 class ShardedArray(CallOutputs):
     """One output of a sharded graph: an array in parts, each on the worker that made it.
 
-    Parameters
-    ----------
-    port : Port
-        Name, layout and shape.
-    mesh : Mesh
-    tasks : CallTasks
-        The tasks of its parts.
-    name : str
-        Its name among the tasks' results.
-    token : hashable
-        Identifies the array.
-    depth : int
-        The number of successive submissions that it depends on.
+    `port` has its name, layout and shape, `name` is its name among the tasks' results, `token` identifies it, and
+    `depth` is the number of successive submissions that it depends on.
     """
 
     def __init__(
