@@ -171,10 +171,6 @@ class Schedule:
         ConfigError
             A text is not an action, or the lists cannot run.
 
-        Examples
-        --------
-        >>> Schedule.of([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]).peaks
-        (2, 1)
         """
         wrong: list[str] = []
         stages: list[tuple[Action, ...]] = []

@@ -111,7 +111,7 @@ def _updated(
     names: Sequence[str],
     grads: Sequence[str],
 ) -> tuple[UpdateGraph, dict[str, Tensor], list[Tensor]]:
-    """Return the step from parameters `w` by gradients `g`, without a model; its outputs; and the state as arguments."""
+    """Return the step from parameters `w` by gradients `g`, without a model; its outputs; the state as arguments."""
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"parallel: optimizer: parameter {twice} is given twice; give it once")
     initial = optimizer.init(params)

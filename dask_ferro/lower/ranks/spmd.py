@@ -4,12 +4,9 @@
 
 With a client, what is submitted together is one flow: its members are threads of the ranks' workers, and send each
 other what they read.  When a worker dies, the flow runs again, with the same results, since the order of every sum is
-fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving: the parameters of a training step
-stay on their workers.  Weights are mapped from the model's file.
-
-A plan's stages, workers and devices are followed: a stage's nodes run on its workers, and a task requires its device
-class (where the scheduler plugin is installed).  Calls that follow each other may be submitted together, so
-micro-batches that are calls go through the stages one after the other.
+fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving.  Weights are mapped from the
+model's file.  A stage's nodes run on its workers, and a task requires its device class (where the scheduler plugin is
+installed).
 """
 
 from __future__ import annotations

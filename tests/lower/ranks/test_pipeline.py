@@ -24,7 +24,7 @@ from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
 from tests.graph.pipeline.schedules import feasible
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
-from tests.lower.pipeline.runs import M, actions_of, check_activations, same, whole_model
+from tests.lower.ranks.runs import M, actions_of, check_activations, same, whole_model
 
 NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
 

@@ -20,7 +20,7 @@ from dask_ferro.lower.ranks.parallel import parallel
 from dask_ferro.lower.ranks.pipeline import Pipeline
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
-from tests.lower.pipeline.runs import (
+from tests.lower.ranks.runs import (
     M,
     actions_of,
     equal,

@@ -26,7 +26,7 @@ from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, alike, flat, workers_of
+from tests.lower.ranks.runs import M, alike, flat, workers_of
 from tests.waiting import WHOLE_S, until
 
 LAYERS, STAGES = 4, [["layer0", "layer1"], ["layer2", "layer3"]]

@@ -20,7 +20,7 @@ from dask_ferro.lower.ranks.sharded import CallOutputs
 from dask_ferro.policy.estimates import SAME_HOST
 from dask_ferro.train.update.update import ENDS, ROWS, BatchUpdate
 from tests.each import every
-from tests.lower.pipeline.runs import alike, flat
+from tests.lower.ranks.runs import alike, flat
 from tests.waiting import WHOLE_S
 
 DATA = {"mesh": {"data": 2}, "inputs": {"x": 0}}

@@ -26,7 +26,7 @@ from dask_ferro.lower.ranks.spmd import Ranks
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied
 from tests.graph.pipeline.schedules import feasible
-from tests.lower.pipeline.runs import M, actions_of, check_activations, inner_tasks, killed_in_a_flow, same
+from tests.lower.ranks.runs import M, actions_of, check_activations, inner_tasks, killed_in_a_flow, same
 from tests.pairs import all_pairs
 
 LAYERS = 4

@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.ranks import rank_assignment, spmd_tasks
 from dask_ferro.lower.ranks.parallel import parallel
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, alike, flat
+from tests.lower.ranks.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
 
 

@@ -12,7 +12,7 @@ from dask_ferro.graph.tensor.tensor import argument
 from dask_ferro.lower.ranks.parallel import parallel
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, leaves, trained
+from tests.lower.ranks.runs import OPTIMIZERS, M, equal, leaves, trained
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

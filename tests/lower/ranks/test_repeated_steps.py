@@ -26,7 +26,7 @@ from dask_ferro.lower.ranks.sharded import CallOutputs, gather
 from dask_ferro.lower.repeated import RepeatedTasks
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, flat, take_part
+from tests.lower.ranks.runs import M, flat, take_part
 from tests.waiting import until
 
 NET, COUNT = mlp(layers=4), 6
