@@ -31,7 +31,7 @@ from dask_ferro.graph.parallel.state_layouts import update_layouts
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
-from dask_ferro.graph.pipeline.update import UpdateGraph, after, before
+from dask_ferro.graph.pipeline.update import UpdateGraph, name_before, next_name
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, UNPLACED, WORKERS, place
 from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.placements import WHOLE
@@ -90,7 +90,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     return list(chain.from_iterable(numbers[stage] for stage in range(stages)))
 
 
-def sharded(
+def shard_step(
     model: Staged,
     plan: PlanFile,
     schedule: Schedule,
@@ -113,7 +113,7 @@ def sharded(
             {value.name for value in values(applied.model.graph)} if applied.optimizer_state else update.state
         )
         own = {name: placement for name, placement in placed.items() if name in there}
-        follow = {after(name): name for name in update.kept}
+        follow = {next_name(name): name for name in update.carry}
         whole = replace(applied, given={**own, **applied.given})
         # Each rank has a copy of what it updates.
         return lower(whole.shard(follow=follow, dims=dims), {*follow, *follow.values()})
@@ -139,7 +139,7 @@ def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, Placed]:
     return {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in read.items()}
 
 
-def unsharded(model: Staged, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
+def one_rank_step(model: Staged, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
     """Return the graph of one rank for one micro-batch, with the action and the stage of each node as metadata.
 
     It has the model's own nodes and names, and needs neither sizes nor rules of sharding.
@@ -161,7 +161,7 @@ def unsharded(model: Staged, schedule: Schedule, update: UpdateGraph | None = No
     return spmd
 
 
-def sharded_update(
+def shard_update(
     update: UpdateGraph, model: Staged, plan: PlanFile | None, step: Spmd, schedule: Schedule
 ) -> Spmd:
     """Return an optimizer's step as the graph of all ranks: each rank updates its parts of the parameters.
@@ -186,7 +186,7 @@ def sharded_update(
     chunks |= {entry: chunks[name] for entry, name in update.owners.items() if name is not None}
     _assign(own, chunks | {grad: chunks[name] for name, grad in grad_of.items()}, last)
     # A parameter stays in its own layout from step to step.
-    outputs = {after(name): (starts | read)[name] for name in update.kept}
+    outputs = {next_name(name): (starts | read)[name] for name in update.carry}
     spmd = lower(propagate(own, sized(own), mesh, layouts, outputs=outputs, starts=starts))
     _fill_chunks(spmd.model, last)
     for node in spmd.model.graph:
@@ -271,7 +271,7 @@ def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:
     for node in model.graph:
         operands = frozenset().union(*(sources.get(v, frozenset()) for v in node.inputs if v is not None))
         sources.update(dict.fromkeys(node.outputs, operands))
-    ends = {value: chunk_of.get(before(value.name or ""), last) for value in model.graph.outputs}
+    ends = {value: chunk_of.get(name_before(value.name or ""), last) for value in model.graph.outputs}
     chunks: dict[ir.Node, int] = {}
     for node in reversed(list(model.graph)):
         operands = sources[node.outputs[0]]

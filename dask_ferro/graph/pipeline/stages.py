@@ -48,7 +48,7 @@ class Staged(NamedTuple):
     grads: tuple[str, ...]
 
 
-def staged(
+def cut_stages(
     outputs: Mapping[str, Tensor],
     parameters: Tree | None,
     *,
@@ -78,7 +78,7 @@ def staged(
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
         ends |= dict(zip(grads, slopes, strict=True))
     model, bound = build(ends, leaves, name="pipeline")
-    return Staged(assigned(model, chunks), bound, input_names(model, leaves), grads)
+    return Staged(record_chunks(model, chunks), bound, input_names(model, leaves), grads)
 
 
 def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
             # A value that is read several chunks later crosses every cut in between.
             for cut in range(here, last):
                 crossing[cut] += value_bytes(types[str(value.name)])
-    starts = balanced(costs, crossing[: len(nodes) - 1], chunks)
+    starts = balance(costs, crossing[: len(nodes) - 1], chunks)
     return {node.number: bisect_right(starts, i) - 1 for i, node in enumerate(nodes)}
 
 
@@ -156,7 +156,7 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
                 )
 
 
-def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
+def balance(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
     """Return where each piece starts, for pieces of about equal weight with few bytes across the cuts.
 
     A cut is where the pieces before it have their share of the weight: of the places that are a few per cent of a piece
@@ -165,7 +165,7 @@ def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -
 
     Examples
     --------
-    >>> balanced([1, 1, 1, 3], [0, 0, 0], 2)
+    >>> balance([1, 1, 1, 3], [0, 0, 0], 2)
     (0, 3)
     """
     sums = [0.0, *accumulate(weights)]
@@ -221,7 +221,7 @@ def _chunk_of(node: ir.Node, last: int) -> int:
     return int(regions.region_of(node).path.partition("/")[0] or last)
 
 
-def assigned(model: ir.Model, chunks: int) -> ir.Model:
+def record_chunks(model: ir.Model, chunks: int) -> ir.Model:
     """Return the model, changed: the chunk moves from a node's region to a separate metadata key."""
     for node in model.graph:
         node.metadata_props[CHUNK] = str(_chunk_of(node, chunks - 1))
@@ -236,7 +236,7 @@ def assigned(model: ir.Model, chunks: int) -> ir.Model:
 
 
 def actions(model: ir.Model, chunks: int) -> dict[ir.Node, tuple[int, str]]:
-    """Return the chunk and the kind ("F", "I" or "W") of each node of a `staged` model."""
+    """Return the chunk and the kind ("F", "I" or "W") of each node of a `cut_stages` model."""
     nodes = list(model.graph)
     chunk = {node: int(node.metadata_props.get(CHUNK, chunks - 1)) for node in nodes}
     backward = {node for node in nodes if regions.region_of(node).phase == regions.BACKWARD}

@@ -50,17 +50,17 @@ class UpdateGraph(NamedTuple):
     owners: Mapping[str, str | None]
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def carry(self) -> tuple[str, ...]:
         """The inputs that a step has from the one before it: parameters and state."""
         return (*self.params, *self.state)
 
 
-def after(name: str) -> str:
+def next_name(name: str) -> str:
     """Return the name of the output with the next value of an input."""
     return f"{_NEXT}{name}"
 
 
-def before(name: str) -> str:
+def name_before(name: str) -> str:
     """Return the name of the input for an output with its next value."""
     return name.removeprefix(_NEXT)
 
@@ -78,7 +78,7 @@ def update_graph(
         for name, leaf in zip((*names, *grads), 2 * leaves, strict=True)
     ]
     w, g = (pytree.like(params, part) for part in (inputs[: len(leaves)], inputs[len(leaves) :]))
-    update, outputs, entries = _updated(optimizer, params, w, g, names, grads)
+    update, outputs, entries = _step_outputs(optimizer, params, w, g, names, grads)
     model, bound = build(outputs, [*inputs, *entries], name="update")
     return update._replace(model=model, bound=bound)
 
@@ -93,7 +93,9 @@ def whole_step(
     slopes = grad(outputs[LOSS], leaves)
     # No user's name: such an argument would get another one.
     grads = tuple(f"gradient {i}" for i in range(len(leaves)))
-    update, ends, entries = _updated(optimizer, params, params, pytree.like(params, slopes), names, grads)
+    update, ends, entries = _step_outputs(
+        optimizer, params, params, pytree.like(params, slopes), names, grads
+    )
     model, bound = build(
         {**outputs, **ends},
         [*leaves, *entries],
@@ -103,7 +105,7 @@ def whole_step(
     return Staged(model, bound, names, ()), update
 
 
-def _updated(
+def _step_outputs(
     optimizer: Optimizer,
     params: Tree,
     w: Tree,
@@ -122,7 +124,7 @@ def _updated(
     # In the order of the state, whatever the order in which the optimizer returns it.
     ordered = pytree.mapped(lambda _, now: now, initial, new_state) if leaves else {}
     ends = pytree.leaves(new_params) + pytree.leaves(ordered)
-    outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}
+    outputs = {next_name(name): end for name, end in zip((*names, *state), ends, strict=True)}
     places = {path: (name, leaf) for name, (path, leaf) in zip(names, pytree.paths(params), strict=True)}
     owners = {
         name: _owner(path, entry, places)

@@ -28,7 +28,15 @@ from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
-from dask_ferro.lower.ranks.sharded import Arrays, CallTasks, ShardedArray, Written, calls_of, gather, written
+from dask_ferro.lower.ranks.sharded import (
+    Arrays,
+    CallGraph,
+    CallTasks,
+    ShardedArray,
+    calls_of,
+    gather,
+    write_layer,
+)
 from dask_ferro.lower.ranks.spmd_tasks import Places, RankTasks
 from dask_ferro.lower.repeated import RepeatedTasks
 
@@ -86,8 +94,8 @@ class RankFunction(ABC):
             for port in self.outputs
         }
 
-    def _written(self, token: str, arrays: Arrays, homes: Homes) -> Written:
-        return written(f"spmd-{token}", *self.tasks(token, arrays), homes)
+    def _written(self, token: str, arrays: Arrays, homes: Homes) -> CallGraph:
+        return write_layer(f"spmd-{token}", *self.tasks(token, arrays), homes)
 
     def successive(self, each: Sequence[Arrays], follow: Mapping[str, str]) -> list[Outputs]:
         """Return the outputs of calls that follow each other, lazily.
@@ -111,14 +119,14 @@ class RankFunction(ABC):
         tasks.written()  # so that its errors are raised by the call
 
         def output(one: ShardedArray, number: int) -> ShardedArray:
-            name = _of_repeat(one.port.name, number)
+            name = _repeat_name(one.port.name, number)
             return ShardedArray(one.port, one.mesh, tasks, name, (token, name), one.depth)
 
         return [{end: output(one, number) for end, one in first.items()} for number in range(len(rest))]
 
     def _written_repeats(
         self, token: str, first: Outputs, rest: Sequence[Arrays], follow: Mapping[str, str], homes: Homes
-    ) -> Written:
+    ) -> CallGraph:
         start = {name: first[end] for name, end in follow.items()}
         tasks, places = self.tasks(f"{token}-1", {**rest[0], **start}, later=rest[0].keys())
         carry: dict[Key, Key] = {}
@@ -128,16 +136,12 @@ class RankFunction(ABC):
             carry |= {one.key: other.key for one, other in zip(before, after, strict=True)}
         # The results of a rank in all repeats are one tuple, of which each output has its item.
         packed = tasks.pack(f"spmd-ends-{token}", places, times=len(rest))
-        ends = {_of_repeat(end, n): own for n, each in enumerate(packed) for end, own in each.items()}
-        inputs = [tasks.parts(arrays) for arrays in rest]
-
-        def layer(template: Mapping[object, object], annotations: Mapping[str, object]) -> object:
-            return RepeatedTasks(token, template, carry, inputs).layer(annotations)  # type: ignore[arg-type]
-
-        return written(f"spmd-{token}", tasks, ends, homes, layer)
+        ends = {_repeat_name(end, n): own for n, each in enumerate(packed) for end, own in each.items()}
+        repeats = RepeatedTasks(token, tasks.tasks, carry, [tasks.parts(arrays) for arrays in rest])
+        return write_layer(f"spmd-{token}", tasks, ends, homes, repeats)
 
 
-def _of_repeat(name: str, number: int) -> str:
+def _repeat_name(name: str, number: int) -> str:
     return f"{name}[{number}]"
 
 
@@ -150,13 +154,13 @@ def member_tuples(arrays: Outputs, apart: Collection[str], workers: RankWorkers)
     # What all members may read, as a count of steps, takes its tuple along.
     small = {*apart, *(name for name, array in arrays.items() if array.port.is_small)}
 
-    def write(homes: Homes) -> Written:
+    def write(homes: Homes) -> CallGraph:
         tasks = RankTasks()
         tasks.below = {one.top: one.graph for one in calls_of(arrays.values())}
         [places] = tasks.pack(
             f"spmd-output-{token}", {name: array.places for name, array in arrays.items()}, small
         )
-        return written(f"spmd-outputs-{token}", tasks, places, homes)
+        return write_layer(f"spmd-outputs-{token}", tasks, places, homes)
 
     tasks = CallTasks(write, workers)
     return {

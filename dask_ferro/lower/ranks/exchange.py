@@ -92,7 +92,7 @@ def _star(name: Name, bucket: Bucket, terms: Sequence[Key]) -> _Tasks:
     ref = Collectives(bucket.kind, bucket.attributes)
     results = tuple(name.key("sum", i) for i in range(len(terms)))
     steps = [
-        ExchangeTask(key, rank, at_once, (ref, i), tuple(terms))
+        ExchangeTask(key, rank, reduce_terms, (ref, i), tuple(terms))
         for i, (key, rank) in enumerate(zip(results, bucket.ranks, strict=True))
     ]
     return steps, results
@@ -105,16 +105,16 @@ def _exchange(name: Name, bucket: Bucket, terms: Sequence[Key]) -> _Tasks:
     for part, rank in enumerate(bucket.ranks):
         cuts = [name.key("cut", part, i) for i in range(count)]
         steps += [
-            ExchangeTask(key, owner, share, (ref, part, count), (own,))
+            ExchangeTask(key, owner, cut_share, (ref, part, count), (own,))
             for key, (owner, own) in zip(cuts, owners, strict=True)
         ]
         sums.append(name.key("sum", part))
-        steps.append(ExchangeTask(sums[-1], rank, combined, (ref,), tuple(cuts)))
+        steps.append(ExchangeTask(sums[-1], rank, combine, (ref,), tuple(cuts)))
     if bucket.kind != "AllReduce":
         return steps, tuple(sums)
     results = tuple(name.key("whole", i) for i in range(count))
     for key, (owner, own) in zip(results, owners, strict=True):
-        steps.append(ExchangeTask(key, owner, whole_again, (), (own, *sums)))
+        steps.append(ExchangeTask(key, owner, join_shares, (), (own, *sums)))
     return steps, results
 
 
@@ -125,13 +125,13 @@ FORMS: Mapping[Form, Callable[[Name, Bucket, Sequence[Key]], _Tasks]] = {"star":
 # The functions of the tasks.  A rank's input is a tuple of arrays, one for each collective.
 
 
-def at_once(ref: Collectives, index: int, *terms: Any) -> tuple[Any, ...]:
+def reduce_terms(ref: Collectives, index: int, *terms: Any) -> tuple[Any, ...]:
     """Return the results of the rank at `index`, from the terms of all ranks."""
     is_split = ref.kind not in ("AllReduce", "AllGather")
-    return combined(ref, *(share(ref, index, len(terms), own) for own in terms) if is_split else terms)
+    return combine(ref, *(cut_share(ref, index, len(terms), own) for own in terms) if is_split else terms)
 
 
-def share(ref: Collectives, index: int, count: int, arrays: Any) -> tuple[Any, ...]:
+def cut_share(ref: Collectives, index: int, count: int, arrays: Any) -> tuple[Any, ...]:
     """Return the share at `index` of `count` of a rank's arrays."""
     if ref.kind == "AllReduce":
         return tuple(flat_piece(array, index, count) for array in arrays)
@@ -140,15 +140,15 @@ def share(ref: Collectives, index: int, count: int, arrays: Any) -> tuple[Any, .
     return tuple(piece(array, how[axis], index, count) for how, array in pairs)
 
 
-def combined(ref: Collectives, *arrays: Any) -> tuple[Any, ...]:
-    """Return the arrays of all ranks, or one share of each, combined."""
+def combine(ref: Collectives, *arrays: Any) -> tuple[Any, ...]:
+    """Return the arrays of all ranks, or one share of each, combine."""
     rows = zip(ref.attributes, zip(*arrays, strict=True), strict=True)
     if (axis := {"AllGather": "axis", "AllToAll": "concat_axis"}.get(ref.kind)) is not None:
         return tuple(joined(terms, how[axis]) for how, terms in rows)
     return tuple(reduced(terms, how["reduction"]) for how, terms in rows)
 
 
-def whole_again(arrays: Any, *parts: Any) -> tuple[Any, ...]:
+def join_shares(arrays: Any, *parts: Any) -> tuple[Any, ...]:
     """Return whole arrays, joined from their shares, in the shapes of this rank's input arrays."""
     rows = zip(*parts, strict=True)
     return tuple(unflattened(row, own.shape) for own, row in zip(arrays, rows, strict=True))

@@ -22,7 +22,7 @@ from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
 from dask_ferro.graph.pipeline.named import schedule as named_schedule
 from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import LOSS, Signals, staged
+from dask_ferro.graph.pipeline.stages import LOSS, Signals, cut_stages
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph, whole_step
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.from_model import from_model
@@ -149,7 +149,7 @@ def parallel(
     if optimizer is not None and params is not None and (order.chunks, order.micro_batches) == (1, 1):
         model, update = whole_step(outputs, params, optimizer)
     else:
-        model = staged(outputs, params, chunks=order.chunks, signals=signals)
+        model = cut_stages(outputs, params, chunks=order.chunks, signals=signals)
         if optimizer is not None and params is not None:
             update = update_graph(optimizer, params, model.params, model.grads)
     # Tensors are not sent to workers.

@@ -26,17 +26,17 @@ from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.parallel.config import PlanFile
-from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, sharded, sharded_update, unsharded
+from dask_ferro.graph.parallel.pipeline_ranks import one_rank_step, plan_workers, shard_step, shard_update
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, Staged
-from dask_ferro.graph.pipeline.update import UpdateGraph, after
+from dask_ferro.graph.pipeline.update import UpdateGraph, next_name
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lower.prepared.prepared import open_model
 from dask_ferro.lower.ranks.calls import RankFunction, member_tuples
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
-from dask_ferro.lower.ranks.run import PipelineRun, RunForm, Step, of_micro_batch
+from dask_ferro.lower.ranks.run import PipelineRun, RunForm, Step, micro_batch_name
 from dask_ferro.lower.ranks.scheduled import ScheduledRanks
 from dask_ferro.lower.ranks.sharded import Arrays
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -133,10 +133,10 @@ class Pipeline:
         outputs = [spec.name for spec in self._opened.signature.outputs]
         if self._params_form is None:
             m = self.schedule.micro_batches
-            names = tuple(of_micro_batch(name, i) for name in outputs for i in range(m))
+            names = tuple(micro_batch_name(name, i) for name in outputs for i in range(m))
             return RunForm(names, dict.fromkeys(outputs, (0,) * m), ())
         update = self._update
-        results = self._model.grads if update is None else tuple(map(after, update.kept))
+        results = self._model.grads if update is None else tuple(map(next_name, update.carry))
         metrics = tuple(name for name in outputs if name not in (LOSS, *self._model.grads, *results))
         if update is None:
             return RunForm((LOSS, *results), (0, self._params_form), metrics)
@@ -191,7 +191,7 @@ class Pipeline:
         assert self._update is not None
         batches = [self._batch_of(inputs, {}) for inputs in each]
         arrays, rows = batches[0]
-        follow = {name: after(name) for name in self._update.kept} | dict(follow)
+        follow = {name: next_name(name) for name in self._update.carry} | dict(follow)
         rest = [{name: x for name, x in one.items() if name not in follow} for one, _ in batches[1:]]
         calls = self._function(rows).successive([arrays | self._start(params, state), *rest], follow)
         return [PipelineRun(outputs, self._form, rows) for outputs in calls]
@@ -206,7 +206,7 @@ class Pipeline:
             return step
         assert self._update is not None
         leaves = (leaf for _, leaf in pytree.paths((params, state)))
-        arrays = {**inputs, **dict(zip(self._update.kept, leaves, strict=True))}
+        arrays = {**inputs, **dict(zip(self._update.carry, leaves, strict=True))}
         bundle = self._bundles[False]
         values = {name: np.asarray(arrays[name]) for name in bundle.inputs}
         # The sizes of all others are declared.
@@ -303,7 +303,7 @@ class Pipeline:
     def next_state(self) -> Tree:
         """The outputs that have the optimizer's state after a step, in its form."""
         assert self._update is not None
-        return pytree.like(self._update.form, map(after, self._update.state))
+        return pytree.like(self._update.form, map(next_name, self._update.state))
 
     @cached_property
     def workers(self) -> RankWorkers:
@@ -346,7 +346,7 @@ class Pipeline:
 
     def _spmd(self, rows: int) -> Spmd:
         if self._plan is None:
-            return unsharded(self._model, self.schedule, self._update)
+            return one_rank_step(self._model, self.schedule, self._update)
         shapes = [spec.shape for spec in self._own.inputs if spec.name in self.batch and spec.shape]
         dims = {shape[0]: rows for shape in shapes if isinstance(shape[0], str)}
         # The floats that are added over micro-batches and reduced once: loss, gradients and metrics.  A single
@@ -358,14 +358,14 @@ class Pipeline:
                 v.name or "" for v in outputs if v.dtype is not None and v.dtype.is_floating_point()
             )
         try:
-            return sharded(self._model, self._plan, self.schedule, dims, self._update, terms)
+            return shard_step(self._model, self._plan, self.schedule, dims, self._update, terms)
         except ConfigError as error:
             raise ConfigError(f"parallel: micro-batches of {rows} rows: {error}") from error
 
     def _end(self, step: Spmd) -> Ranks | None:
         if self._update is None:
             return None
-        return Ranks(sharded_update(self._update, self._model, self._plan, step, self.schedule), exact=True)
+        return Ranks(shard_update(self._update, self._model, self._plan, step, self.schedule), exact=True)
 
 
 def _uncut(specs: Sequence[ValueSpec]) -> Signature:

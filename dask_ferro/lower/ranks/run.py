@@ -102,6 +102,6 @@ class PipelineRun(CallOutputs):
         return Step(self.loss, self.params, self.state, self.metrics)
 
 
-def of_micro_batch(name: str, number: int) -> str:
+def micro_batch_name(name: str, number: int) -> str:
     """Return the name of an output of one micro-batch."""
     return f"{name}[{number}]"

@@ -23,13 +23,13 @@ from dask_ferro.graph.sharding.parts import Port, holders_of
 from dask_ferro.lower.ranks.calls import RankFunction
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
-from dask_ferro.lower.ranks.run import of_micro_batch
+from dask_ferro.lower.ranks.run import micro_batch_name
 from dask_ferro.lower.ranks.sharded import Arrays
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.ranks.spmd_inputs import check_inputs, feed
 from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, Places, RankCall, RankTasks
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.rank_functions import added, after, share
+from dask_ferro.lower.worker.rank_functions import add_terms, divide_sum, run_after
 from dask_ferro.trace import About
 
 
@@ -55,7 +55,7 @@ class ScheduledRanks(RankFunction):
         ports = step.outputs
         if not self._trains:
             count = range(schedule.micro_batches)
-            ports = tuple(replace(port, name=of_micro_batch(port.name, i)) for i in count for port in ports)
+            ports = tuple(replace(port, name=micro_batch_name(port.name, i)) for i in count for port in ports)
         if end is not None:
             # Gradients are the step's own.
             read = {port.name for port in end.spmd.inputs}
@@ -117,7 +117,7 @@ class StepTasks(RankTasks):
     def ends(self, ports: Sequence[Port]) -> dict[str, list[PartPlace]]:
         """Return the places of each output of each micro-batch."""
         return {
-            of_micro_batch(name, i): places
+            micro_batch_name(name, i): places
             for i, call in enumerate(self.calls)
             for name, places in call.ends(ports).items()
         }
@@ -135,7 +135,7 @@ class StepTasks(RankTasks):
             last = self._sum(number, names, home)
             for index, name in enumerate(names):
                 key = (f"gradient-{self.token}", number, index)
-                task = Task(key, share, TaskRef(last), index, divisor, dtypes.get(name))
+                task = Task(key, divide_sum, TaskRef(last), index, divisor, dtypes.get(name))
                 self._put(key, task, home, len(self.calls) - 1)
                 ends[name] = PartPlace(key, -1, home)
         return {port.name: [ends[name] for name in port.parts] for port in ports}
@@ -148,7 +148,7 @@ class StepTasks(RankTasks):
             key = (f"gradient_sum-{self.token}", number, i)
             before = None if last is None else TaskRef(last)
             picks, arguments = call.reads(names, home)
-            self._put(key, Task(key, added, before, picks, *arguments), home, i)
+            self._put(key, Task(key, add_terms, before, picks, *arguments), home, i)
             last = key
         return last
 
@@ -202,7 +202,7 @@ class StepTasks(RankTasks):
                     continue
                 refs = [TaskRef(other) for other in others if other not in task.dependencies]
                 # Dask has no edge without data: the results come as arguments, which the task drops.
-                self.tasks[key] = Task(key, after, len(refs), task.func, *task.args, *refs, **task.kwargs)
+                self.tasks[key] = Task(key, run_after, len(refs), task.func, *task.args, *refs, **task.kwargs)
 
     def _last(self, own: Sequence[Key]) -> list[Key]:
         """Return the tasks of an action on a rank on which no other task of it depends."""

@@ -27,6 +27,7 @@ from dask_ferro.lower.inputs.shipping import LARGE_GRAPHS
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, annotations_of
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace, Places, RankTasks
+from dask_ferro.lower.repeated import RepeatedTasks
 from dask_ferro.lower.signature import is_future
 from dask_ferro.lower.worker.rank_functions import select_values
 
@@ -48,7 +49,7 @@ def persist(client: Any, collection: C) -> C:
     return persisted
 
 
-class Written(NamedTuple):
+class CallGraph(NamedTuple):
     """The tasks of a call as a graph, its last layer, and the places of outputs."""
 
     graph: HighLevelGraph
@@ -56,14 +57,14 @@ class Written(NamedTuple):
     places: Places
 
 
-def written(
-    top: str, tasks: RankTasks, places: Places, homes: Homes, layer: Callable[..., Any] = MaterializedLayer
-) -> Written:
-    """Return tasks as a layer with their homes, on top of the graphs that they read from."""
-    below = HighLevelGraph.merge(*tasks.below.values())
-    own = layer(tasks.tasks, annotations=annotations_of(tasks, homes))
+def write_layer(
+    top: str, tasks: RankTasks, places: Places, homes: Homes, repeats: RepeatedTasks | None = None
+) -> CallGraph:
+    """Return tasks, or their repeats, as a layer with their homes, on top of the graphs that they read from."""
+    below, annotations = HighLevelGraph.merge(*tasks.below.values()), annotations_of(tasks, homes)
+    own = MaterializedLayer(tasks.tasks, annotations) if repeats is None else repeats.layer(annotations)
     graph = HighLevelGraph({**below.layers, top: own}, {**below.dependencies, top: set(tasks.below)})
-    return Written(graph, top, places)
+    return CallGraph(graph, top, places)
 
 
 class CallTasks:
@@ -74,12 +75,12 @@ class CallTasks:
     """
 
     def __init__(
-        self, write: Callable[[Homes], Written], homes: Callable[[], Homes], is_fixed: bool = False
+        self, write: Callable[[Homes], CallGraph], homes: Callable[[], Homes], is_fixed: bool = False
     ) -> None:
         self._write, self._homes, self.is_fixed = write, homes, is_fixed
-        self._last: tuple[Homes, Written] | None = None
+        self._last: tuple[Homes, CallGraph] | None = None
 
-    def written(self) -> Written:
+    def written(self) -> CallGraph:
         """Return the tasks for the current client and its present workers."""
         homes = self._homes()
         if self._last is None or self._last[0] != homes:
@@ -127,7 +128,7 @@ class CallOutputs(DaskMethodsMixin):
         """Return the collection with a graph that holds the values of its keys, or futures of them."""
         if rename:
             raise NotImplementedError(f"keys of a {type(self).__name__} name its calls and cannot be renamed")
-        return self._on(on_results(self.arrays, graph))
+        return self._on(attach_results(self.arrays, graph))
 
     def _on(self, arrays: Mapping[str, ShardedArray]) -> Self:
         """Return the collection of the same arrays with other tasks."""
@@ -293,7 +294,7 @@ def _fetch(client: Any, values: Sequence[ShardedArray], held: Mapping[Key, Any])
     }
 
 
-def on_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> dict[str, ShardedArray]:
+def attach_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> dict[str, ShardedArray]:
     """Return arrays on a graph that holds their parts.
 
     Arrays with the same keys share it.  Passed to the next call, none keeps the parts of another alive.
@@ -307,7 +308,7 @@ def on_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> 
         # A graph of tasks, which Dask has optimized and not run, is held whole.
         own = dict(graph) if graph.keys() - ends else {key: graph[key] for key in keys}
         top = f"ferro-held-{tokenize(keys)}"
-        held = Written(HighLevelGraph.from_collections(top, own, dependencies=[]), top, places)
+        held = CallGraph(HighLevelGraph.from_collections(top, own, dependencies=[]), top, places)
         tasks |= dict.fromkeys(places, CallTasks(lambda _, held=held: held, Homes, is_fixed=True))  # type: ignore[misc]
     return {
         name: ShardedArray(one.port, one.mesh, tasks[name], name, one.token, one.depth)
@@ -315,7 +316,7 @@ def on_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> 
     }
 
 
-def calls_of(arrays: Iterable[ShardedArray]) -> list[Written]:
+def calls_of(arrays: Iterable[ShardedArray]) -> list[CallGraph]:
     """Return the tasks of each call that made arrays."""
     return [tasks.written() for tasks in {id(array.tasks): array.tasks for array in arrays}.values()]
 

@@ -205,7 +205,9 @@ class RankCall(RankTasks):
     def give(self, name: str, array: Array, rank: int) -> None:
         """Add an input's part to the graph: inside each task that reads it, or as a task if it is large."""
         is_small = array.nbytes <= EMBED_BYTES
-        self.values[name] = array if is_small else {rank: self._entry("spmd-input", name, rank, same, array)}
+        self.values[name] = (
+            array if is_small else {rank: self._entry("spmd-input", name, rank, identity, array)}
+        )
 
     def expect(self, spmd: Spmd, rows: slice | None) -> None:
         """Let the parts of a graph's inputs be what each repeat has, of these rows."""
@@ -252,7 +254,7 @@ class RankCall(RankTasks):
         for name, rank in holders_of(ports).items():
             value = self._value(name, rank)
             if isinstance(value, np.ndarray):
-                value = self._entry("spmd-input", name, rank, same, value)
+                value = self._entry("spmd-input", name, rank, identity, value)
             elif value.index >= 0 and (name not in packed or value.key not in self.tasks):
                 value = self._alone(name, value)
             ends[name] = value
@@ -333,7 +335,7 @@ class RankCall(RankTasks):
         return self.add(key, home, 0, call, *values, **by_name)
 
 
-def same(array: Any) -> Any:
+def identity(array: Any) -> Any:
     """Return an input's part."""
     return array
 
