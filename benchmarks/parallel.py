@@ -33,9 +33,10 @@ from emulated.sleeping import sleeping  # noqa: E402
 from simulated.pipeline import StageSeconds, simulate  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.graph.pipeline.named import NAMES, known  # noqa: E402
+from dask_ferro.graph.pipeline.named import NAMES  # noqa: E402
+from dask_ferro.graph.pipeline.named import schedule as named_schedule  # noqa: E402
 from dask_ferro.graph.pipeline.schedule import Schedule  # noqa: E402
-from dask_ferro.lower.pipeline.pipeline import Pipeline  # noqa: E402
+from dask_ferro.lower.ranks.pipeline import Pipeline  # noqa: E402
 
 SEED = 0
 STAGES = 4
@@ -93,7 +94,7 @@ def _ideal(schedule: Schedule, seconds: float) -> float:
 
 def _step(name: str, stages: int, m: int, seconds: float) -> Pipeline:
     """Return a pipeline whose stages sleep for each micro-batch, divided equally among their chunks."""
-    schedule = known(name, stages, m)
+    schedule = named_schedule(name, stages, m)
     each = schedule.chunks // stages
     model = sleeping(schedule.chunks, seconds / each)
     return Pipeline(model, schedule, list(range(schedule.chunks)))

@@ -25,7 +25,7 @@ from distributed import Client, Future, LocalCluster
 
 from dask_ferro.graph.sharding.segments import Bucket
 from dask_ferro.lower.ranks.exchange import FORMS, ExchangeTask, Form, Name, form
-from dask_ferro.lower.ranks.spmd_tasks import same
+from dask_ferro.lower.ranks.spmd_tasks import identity
 
 RESULTS = Path(__file__).parent / "results" / "parallel_collectives.json"
 MIB = 2**20
@@ -75,7 +75,7 @@ class Terms:
         keys = [future.key for future in self.futures]
         ends = [(f"moved-{next(_runs)}", rank) for rank in range(len(keys))]
         steps = [
-            ExchangeTask(end, rank, same, (), (keys[(rank + 1) % len(keys)],))
+            ExchangeTask(end, rank, identity, (), (keys[(rank + 1) % len(keys)],))
             for rank, end in enumerate(ends)
         ]
         return self.run(steps, ends)

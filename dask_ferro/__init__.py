@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dask_ferro.graph.ir.regions import signal
     from dask_ferro.graph.parallel.apply import apply
     from dask_ferro.graph.parallel.autoplan import plan
-    from dask_ferro.graph.pipeline.named import known as schedule
+    from dask_ferro.graph.pipeline.named import schedule
     from dask_ferro.graph.pipeline.schedule import Schedule
     from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
     from dask_ferro.graph.sharding.redistribute import Mesh
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dask_ferro.instructions import tape
     from dask_ferro.local.local_cluster import LocalCluster
     from dask_ferro.lower.model.collection import ModelGraph, from_onnx
-    from dask_ferro.lower.pipeline.parallel import parallel
+    from dask_ferro.lower.ranks.parallel import parallel
     from dask_ferro.lower.ranks.sharded import gather
     from dask_ferro.lower.ranks.spmd import Ranks
     from dask_ferro.lower.tensor import Tensor, TensorModel, load
@@ -58,12 +58,13 @@ _MODULES = {
     "graph.sharding.placements": ("Partial", "Replicate", "Shard"),
     "graph.parallel.autoplan": ("plan",),
     "graph.sharding.redistribute": ("Mesh",),
+    "graph.pipeline.named": ("schedule",),
     "graph.pipeline.schedule": ("Schedule",),
     "graph.ir.regions": ("signal",),
     "graph.tensor.emit": ("save_onnx", "to_model"),
     "instructions": ("tape",),
     "lower.model.collection": ("ModelGraph", "from_onnx"),
-    "lower.pipeline.parallel": ("parallel",),
+    "lower.ranks.parallel": ("parallel",),
     "lower.ranks.sharded": ("gather",),
     "lower.ranks.spmd": ("Ranks",),
     "lower.tensor": ("Tensor", "TensorModel", "load"),
@@ -87,7 +88,6 @@ for _module, _names in _MODULES.items():
     _PUBLIC |= {name: (f"dask_ferro.{_module}", name) for name in _names}
 _PUBLIC |= {name: (f"dask_ferro.graph.tensor.{name}", None) for name in ("nn", "optim")}
 _PUBLIC["workloads"] = ("dask_ferro.graph.workloads", None)
-_PUBLIC["schedule"] = ("dask_ferro.graph.pipeline.named", "known")
 
 # Functions of lazy tensors, by their names in the array-API standard.
 _ARRAY_API = (

@@ -25,8 +25,8 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.manipulation import permute_dims
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
-from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.pipeline.pipeline import Pipeline
+from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.pipeline import Pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 

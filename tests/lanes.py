@@ -17,7 +17,7 @@ WAITING = (
     "tests/on_slurm/",
     "tests/browser/",
     "tests/test_settings_words.py",
-    "tests/lower/pipeline/test_cluster.py",
+    "tests/lower/ranks/test_cluster.py",
     "tests/elastic/",
     "tests/slurm/",
     "tests/scheduler/test_devices.py",
@@ -29,8 +29,8 @@ WAITING = (
 LONG = (
     "tests/test_examples.py",
     "tests/test_benchmarks.py",
-    "tests/lower/pipeline/test_ranks.py",
-    "tests/lower/pipeline/test_rank_runs.py",
+    "tests/lower/ranks/test_ranks.py",
+    "tests/lower/ranks/test_rank_runs.py",
     "tests/on_slurm/test_elastic.py",
     "tests/scheduler/test_other_workers.py",
 )

@@ -11,7 +11,7 @@ import numpy as np
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.regions import BACKWARD, Region
-from dask_ferro.graph.pipeline.stages import LOSS, Staged, assigned
+from dask_ferro.graph.pipeline.stages import LOSS, Staged, record_chunks
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.namespace import mean
 from dask_ferro.graph.tensor.tensor import Node, Tensor, argument
@@ -37,7 +37,7 @@ def sleeping(chunks: int, seconds: float) -> Staged:
         outputs[f"gradient_{chunk}"] = _asleep(h, region, "weight_grad", later)
         h = _asleep(h, region, "input_grad", seconds)
     model = build(outputs, [x], name="sleeping").model
-    return Staged(assigned(model, chunks), {}, (), tuple(f"gradient_{c}" for c in range(chunks)))
+    return Staged(record_chunks(model, chunks), {}, (), tuple(f"gradient_{c}" for c in range(chunks)))
 
 
 def _asleep(x: Tensor, region: Region, action: str, seconds: float) -> Tensor:

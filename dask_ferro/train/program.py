@@ -24,11 +24,10 @@ from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, widened
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.pipeline.run import Step
-from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
-from dask_ferro.lower.ranks.collection import persist
-from dask_ferro.lower.ranks.sharded import ShardedArray
+from dask_ferro.lower.ranks.calls import member_tuples
+from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.run import Step
+from dask_ferro.lower.ranks.sharded import CallOutputs, ShardedArray, persist
 from dask_ferro.train.batches import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs
 from dask_ferro.train.rates import RateOf

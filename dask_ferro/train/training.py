@@ -24,7 +24,7 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.pipeline.run import Step
+from dask_ferro.lower.ranks.run import Step
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.stream.progress import bar
 from dask_ferro.train import checkpoint

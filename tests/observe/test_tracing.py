@@ -29,7 +29,7 @@ from dask_ferro.views.chrome import chrome
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp as mlp_net
 from tests.graphs import mlp
-from tests.lower.pipeline.runs import workers_of
+from tests.lower.ranks.runs import workers_of
 from tests.waiting import BOUND_S, until
 
 MLP = mlp().SerializeToString()

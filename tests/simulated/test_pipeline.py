@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from simulated.pipeline import StageSeconds, bubbles, peaks, simulate
 
 from dask_ferro.graph.pipeline.action import Action
-from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.named import NAMES
+from dask_ferro.graph.pipeline.named import schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.trace import Trace
@@ -27,7 +28,7 @@ QUARTERS = st.integers(0, 12).map(lambda quarters: quarters / 4)
 
 
 def run(name: str, p: int, m: int, seconds: StageSeconds = ONE, **costs: float) -> Trace:
-    one = known(name, p, m)
+    one = named_schedule(name, p, m)
     return simulate(one, seconds.of(one), **costs)
 
 
@@ -71,7 +72,7 @@ def test_whole_backwards_take_what_the_formula_says_at_any_seconds(name, p, m, s
 @given(*MANY, st.sampled_from([2, 4]), WHOLE)
 @settings(max_examples=60, deadline=None)
 def test_chunks_in_turn_take_what_the_formula_says_at_any_seconds_and_micro_batches(p, m, chunks, seconds):
-    one = known("interleaved", p, m, chunks)
+    one = named_schedule("interleaved", p, m, chunks)
     assert simulate(one, seconds.of(one)).makespan == makespan("interleaved", p, m, seconds, chunks)
 
 
@@ -118,7 +119,7 @@ def test_every_stage_of_four_idles_for(name, bubble):
 
 
 def test_inference_takes_its_forwards():
-    one = known("1f1b", 4, 8).forward()
+    one = named_schedule("1f1b", 4, 8).forward()
     trace = simulate(one, StageSeconds(2, 1, 1).of(one))
     assert trace.makespan == (8 + 4 - 1) * 2
     assert peaks(trace) == {f"stage-{s}": 0 for s in range(4)}
@@ -146,7 +147,7 @@ def test_seconds(rows, costs, span):
 
 
 def test_the_slowest_stage_is_the_pipelines_speed():
-    one = known("1f1b", 4, 64)
+    one = named_schedule("1f1b", 4, 64)
     trace = simulate(one, lambda action: (3 if action.chunk == 2 else 1) * (2 if action.kind == "B" else 1))
     assert trace.busy["stage-2"] == 64 * 9
     assert trace.makespan == 64 * 9 + 2 * 1 + 2 * 2  # and once in through the two before it, and out again
@@ -161,7 +162,7 @@ def test_a_transfer_is_a_span_at_the_receiver():
 @pytest.mark.parametrize("costs", [{"transfer": -1}, {"hop": -1}, {"seconds": lambda action: -1}])
 def test_negative_seconds_are_refused(costs):
     with pytest.raises(ValueError, match="negative seconds"):
-        simulate(known("1f1b", 2, 2), **{"seconds": lambda action: 1, **costs})
+        simulate(named_schedule("1f1b", 2, 2), **{"seconds": lambda action: 1, **costs})
 
 
 @given(st.one_of(feasible(), known_ones()), st.integers(0, 99), QUARTERS, QUARTERS)
@@ -209,18 +210,18 @@ def test_a_trace_is_kept_in_a_file(tmp_path):
 @pytest.mark.parametrize(("p", "m"), SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_lists_keep_what_they_promise(name, p, m):
-    one = known(name, p, m)
+    one = named_schedule(name, p, m)
     assert tuple(peaks(simulate(one, ONE.of(one))).values()) == one.peaks
 
 
 def test_priorities_alone_keep_no_memory():
-    one = known("1f1b", 4, 8)
+    one = named_schedule("1f1b", 4, 8)
     assert one.peaks == (4, 3, 2, 1)
     assert list(peaks(simulate(one, ONE.of(one), waits={})).values()) == [8, 7, 4, 1]
 
 
 @pytest.mark.parametrize("hop", [0.05, 0.5])
 def test_gpipe_and_inference_wait_for_no_hop_between_actions_that_are_ready(hop):
-    for one in (known("gpipe", 4, 16), known("1f1b", 4, 16).forward()):
+    for one in (named_schedule("gpipe", 4, 16), named_schedule("1f1b", 4, 16).forward()):
         by_lists = simulate(one, ONE.of(one), hop=hop).makespan
         assert simulate(one, ONE.of(one), waits=one.waits, hop=hop).makespan < by_lists - 10 * hop

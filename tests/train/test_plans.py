@@ -273,6 +273,8 @@ def test_a_pattern_for_inputs_of_the_batch_is_none_for_the_optimizers_state(spli
         pytest.param({"plan": FSDP, "batch_size": 7}, [7, 7, 6], id="seven and six over two axes"),
         pytest.param({"plan": FSDP, "data": data(19)}, [8, 8, 3], id="three rows on four ranks"),
         pytest.param({"plan": FSDP, "batch_size": 3, "data": data(9)}, [3, 3, 3], id="never a row for each rank"),
+        pytest.param({"plan": PLANS["data"], "micro_batches": 2, "data": data(18)}, [8, 8, 2],
+            id="one row in each of two micro-batches"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("error")

@@ -2,7 +2,7 @@
 
     plan  x  optimizer  x  options       all of them in `make soak`, some of each in `make test`
 
-`tests/lower/pipeline/test_split_state` has the parts, the bytes and the collectives.
+`tests/lower/ranks/test_split_state` has the parts, the bytes and the collectives.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from dask_ferro.graph.ir.nodes import Types, type_of
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.parallel.apply import DATA, TENSOR, model_of
 from dask_ferro.graph.parallel.node_values import infer_types, split_dims
-from dask_ferro.graph.parallel.state_layouts import state_layouts
+from dask_ferro.graph.parallel.state_layouts import update_layouts
 from dask_ferro.graph.parallel.weight_pairs import weight_pairs
 from dask_ferro.graph.pipeline.stages import LOSS, input_names
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph
@@ -378,7 +378,7 @@ class _Search(NamedTuple):
         if update is None:
             return 0.0
         shapes = {name: self.types[name].shape or () for name in update.params}
-        layouts = state_layouts(update.owners, shapes, sharding.inputs, mesh, split)
+        layouts = update_layouts(update, shapes, sharding.inputs, mesh, split)
         return sum(
             float(array.nbytes) / count_parts(layouts[name], mesh) for name, array in update.start.items()
         )

@@ -1,36 +1,41 @@
-"""Pipelines whose stages are groups of ranks: the cut by a plan, and the action of each rank's node.
+"""Training steps over ranks: the cut by a plan, the action of each rank's node, and the optimizer's step.
 
     loss ──cut by the plan's stages──> chunks ──grad──> model ──shard by the plan──> ranks' nodes ──> their actions
+    step as a model ──a chunk for each node──> ──shard like the parameters──> ranks' nodes ──> their stages
 
 Sharding is the last step, so gradients of shards are the same as without a pipeline: same nodes, same collectives,
 same order of sums.  A collective belongs to the action that makes its operands.  A model that has the optimizer's step
 too (`whole_step`) is sharded alike, and has no chunks and no actions.
+
+Otherwise the optimizer's step reads gradients as the graph of a micro-batch leaves them, in terms of the ranks that are
+added over micro-batches, and reduces them, once a step.  Where a plan splits the state further than the parameters
+(`state_layouts`), a rank updates that part of a parameter, and all of them are gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import chain
-from math import lcm
 
 import onnx_ir as ir
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.inference import Dim, values
+from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
 from dask_ferro.graph.parallel.apply import Applied, apply
 from dask_ferro.graph.parallel.config import PlanFile, format_problem
-from dask_ferro.graph.parallel.state_layouts import state_layouts
+from dask_ferro.graph.parallel.node_values import infer_types
+from dask_ferro.graph.parallel.state_layouts import update_layouts
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import Staged, actions
-from dask_ferro.graph.pipeline.update import UpdateGraph, after
+from dask_ferro.graph.pipeline.update import UpdateGraph, name_before, next_name
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, UNPLACED, WORKERS, place
 from dask_ferro.graph.sharding.parts import Port, Spmd
-from dask_ferro.graph.sharding.redistribute import ByAxis, Layout, Mesh, layout_of
-from dask_ferro.graph.sharding.requests import ranks_by_dim
+from dask_ferro.graph.sharding.propagate import propagate
+from dask_ferro.graph.sharding.redistribute import ByAxis, Mesh, layout_of
 from dask_ferro.graph.sharding.spmd import RANK, lower
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
@@ -41,15 +46,12 @@ from dask_ferro.graph.tensor.tensor import Tensor
 def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: PlanFile) -> list[list[str]]:
     """Return the signals of each chunk, one chunk for each stage of a plan, in order.
 
-    Raises
-    ------
-    ConfigError
-        Stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
+    Raises `ConfigError` for stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
     """
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     model = build(outputs, leaves).model
     regions = apply(model, plan).regions
-    found: dict[int, dict[str, None]] = {}
+    signals: dict[int, dict[str, None]] = {}
     for node in model.graph:
         region = regions.get(node.name or "")
         if region is None or region.stage is None:
@@ -59,59 +61,35 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
                 f"its node {node.name!r} has no signal, and a pipeline is cut by signals; write it in one"
             )
             raise plan.refusal([format_problem(region.line, region.name, problem)])
-        found.setdefault(region.stage, {})[region_of(node).path] = None
-    if sorted(found) != list(range(len(found))):
+        signals.setdefault(region.stage, {})[region_of(node).path] = None
+    if sorted(signals) != list(range(len(signals))):
         raise ConfigError(
-            f"plan {plan.source}: its regions have stages {sorted(found)}, wanted 0, 1, ... for a pipeline; number"
+            f"plan {plan.source}: its regions have stages {sorted(signals)}, wanted 0, 1, ... for a pipeline; number"
             " them, or give parallel(stages=...)"
         )
-    return [list(found[stage]) for stage in sorted(found)]
+    return [list(signals[stage]) for stage in sorted(signals)]
 
 
 def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     """Return the number of each rank's worker, stage after stage; None if the plan names none.
 
-    Raises
-    ------
-    ConfigError
-        The plan names workers of some stages only.
+    Raises `ConfigError` if the plan names workers of some stages only.
     """
     # With one stage, regions need not name it.
     own = [r for r in plan.regions if r.workers is not None and (stages == 1 or r.stage is not None)]
-    named = {r.stage or 0: r.workers or () for r in own}
-    if not named:
+    numbers = {r.stage or 0: r.workers or () for r in own}
+    if not numbers:
         return None
     # The workers of all other stages would not be known.
-    if named.keys() != set(range(stages)):
+    if numbers.keys() != set(range(stages)):
         raise ConfigError(
-            f"plan {plan.source}: it names workers of stages {sorted(named)}, wanted all {stages} of them, or none;"
+            f"plan {plan.source}: it names workers of stages {sorted(numbers)}, wanted all {stages} of them, or none;"
             " or give parallel(workers=...)"
         )
-    return list(chain.from_iterable(named[stage] for stage in range(stages)))
+    return list(chain.from_iterable(numbers[stage] for stage in range(stages)))
 
 
-def row_ranks(model: Staged, plan: PlanFile, names: Iterable[str], rows: int) -> int:
-    """Return the number of ranks over which a plan splits the rows of a batch.
-
-    Parameters
-    ----------
-    names : iterable of str
-        The inputs that carry the batch.
-    rows : int
-        Of a micro-batch, at least: fewer rows than ranks are whole on each.
-
-    Raises
-    ------
-    ConfigError
-        As `apply`.
-    """
-    applied = apply(model.model, plan)
-    each = (ranks_by_dim(applied.placements.get(name, {}), applied.mesh).get(0, 1) for name in names)
-    ranks = lcm(*each)
-    return ranks if ranks <= rows else 1
-
-
-def sharded(
+def shard_step(
     model: Staged,
     plan: PlanFile,
     schedule: Schedule,
@@ -121,26 +99,9 @@ def sharded(
 ) -> Spmd:
     """Return the graph of all ranks for one micro-batch, with the action and the stage of each node as metadata.
 
-    Gradients have the layouts in which the optimizer's step reads them, or those of their parameters.
-
-    Parameters
-    ----------
-    model : Staged
-    plan : PlanFile
-    schedule : Schedule
-        Its chunks are those of the model.
-    dims : mapping of str to int
-        Sizes of symbolic dimensions.
-    update : UpdateGraph, optional
-        The optimizer's step.
-    terms : collection of str, optional
-        Outputs that are added over micro-batches before they are reduced.  A gradient that its parameter's layout
-        splits is scattered in each micro-batch all the same: whole, it would be as large as the parameter.
-
-    Raises
-    ------
-    ConfigError, UnsupportedOp
-        As `apply` and `Applied.spmd`.
+    Gradients have the layouts in which the optimizer's step reads them, or those of their parameters.  Outputs in
+    `terms` are added over micro-batches before they are reduced.  A gradient that its parameter's layout splits is
+    scattered in each micro-batch all the same: whole, it would be as large as the parameter.
     """
     applied = apply(model.model, plan)
     placed = {} if update is None else _placed_for(update, applied)
@@ -150,15 +111,15 @@ def sharded(
         there = (
             {value.name for value in values(applied.model.graph)} if applied.optimizer_state else update.state
         )
-        given = {name: own for name, own in placed.items() if name in there}
-        follow = {after(name): name for name in update.kept}
-        whole = replace(applied, placements={**given, **applied.placements})
+        own = {name: placement for name, placement in placed.items() if name in there}
+        follow = {next_name(name): name for name in update.carry}
+        whole = replace(applied, placements={**own, **applied.placements})
         # Each rank has a copy of what it updates.
         return lower(whole.shard(follow=follow, dims=dims), {*follow, *follow.values()})
     follow = dict(zip(model.grads, model.params, strict=True))
     outputs = {name: own for name, own in placed.items() if name in follow and name not in terms}
     spmd = applied.spmd(follow=follow, dims=dims, terms=terms, outputs=outputs)
-    fill_chunks(spmd.model, schedule.chunks - 1)
+    _fill_chunks(spmd.model, schedule.chunks - 1)
     return _in_actions(spmd, model, schedule)
 
 
@@ -167,29 +128,11 @@ def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
     mesh, inputs = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
     shapes = {name: tuple(map(_dim, inputs[name].shape or ())) for name in update.params}
     layouts = {name: layout_of(applied.placements.get(name, {}), mesh) for name in update.params}
-    found = update_layouts(update, layouts, shapes, mesh, applied.optimizer_state)
-    return {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in found.items()}
+    read = update_layouts(update, shapes, layouts, mesh, applied.optimizer_state)
+    return {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in read.items()}
 
 
-def update_layouts(
-    update: UpdateGraph,
-    layouts: Mapping[str, Layout],
-    shapes: Mapping[str, Sequence[Dim]],
-    mesh: Mesh,
-    split: Mapping[str, int],
-) -> dict[str, Layout]:
-    """Return the layout in which an optimizer's step reads each gradient and each entry of the state.
-
-    A gradient, and so its parameter, is read as the state of the parameter is, or as the parameter where it has none.
-    Parameters other than `update` are those of `state_layouts`.
-    """
-    state = state_layouts(update.owners, shapes, layouts, mesh, split)
-    read = {owner: state[entry] for entry, owner in update.owners.items() if owner is not None}
-    pairs = zip(update.params, update.grads, strict=True)
-    return state | {grad: read.get(name, layouts[name]) for name, grad in pairs}
-
-
-def unsharded(model: Staged, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
+def one_rank_step(model: Staged, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
     """Return the graph of one rank for one micro-batch, with the action and the stage of each node as metadata.
 
     It has the model's own nodes and names, and needs neither sizes nor rules of sharding.
@@ -211,8 +154,48 @@ def unsharded(model: Staged, schedule: Schedule, update: UpdateGraph | None = No
     return spmd
 
 
+def shard_update(
+    update: UpdateGraph, model: Staged, plan: PlanFile | None, step: Spmd, schedule: Schedule
+) -> Spmd:
+    """Return an optimizer's step as the graph of all ranks: each rank updates its parts of the parameters.
+
+    `step` is the graph of loss and gradients, which has the layouts of parameters and gradients.
+    """
+    assert update.model is not None
+    own, mesh, last = update.model.clone(), step.mesh, schedule.chunks - 1
+    ports = {port.name: port for port in (*step.inputs, *step.outputs)}
+    starts = {name: ports[name].layout for name in (*update.params, *update.grads)}
+    shapes = {name: ports[name].shape or () for name in update.params}
+    split = {} if plan is None else apply(model.model, plan).optimizer_state
+    read = update_layouts(update, shapes, starts, mesh, split)
+    grad_of = dict(zip(update.params, update.grads, strict=True))
+    layouts = read | {name: read[grad] for name, grad in grad_of.items()}
+    makers = {value.name: value.producer() for value in model.model.graph.outputs}
+    # A gradient that no node makes is in the last chunk.
+    chunks = {
+        name: last if (maker := makers.get(grad)) is None else int(maker.metadata_props[CHUNK])
+        for name, grad in grad_of.items()
+    }
+    chunks |= {entry: chunks[name] for entry, name in update.owners.items() if name is not None}
+    _assign(own, chunks | {grad: chunks[name] for name, grad in grad_of.items()}, last)
+    # A parameter stays in its own layout from step to step.
+    outputs = {next_name(name): (starts | read)[name] for name in update.carry}
+    placed, ends, begins = (
+        {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in each.items()}
+        for each in (layouts, outputs, starts)
+    )
+    spmd = lower(propagate(own, infer_types(own), mesh, placed, outputs=ends, starts=begins))
+    _fill_chunks(spmd.model, last)
+    for node in spmd.model.graph:
+        node.metadata_props[STAGE] = str(schedule.stage_of[int(node.metadata_props[CHUNK])])
+    return spmd
+
+
 def _dim(size: int | ir.SymbolicDim) -> int | str | None:
     return size if isinstance(size, int) else size.value
+
+
+# ---- chunks and actions of nodes ---------------------------------------------------------------------------
 
 
 def _in_actions(spmd: Spmd, model: Staged, schedule: Schedule) -> Spmd:
@@ -261,7 +244,7 @@ def _mark(model: ir.Model, schedule: Schedule, ranks: int) -> None:
         node.metadata_props.update({STAGE: str(schedule.stage_of[chunk]), ACTION: f"{chunk}{kind}"})
 
 
-def fill_chunks(model: ir.Model, last: int) -> None:
+def _fill_chunks(model: ir.Model, last: int) -> None:
     """Assign each redistribution of an input to the chunk of its first reader, or to the last one without readers."""
     nodes = list(model.graph)
     there = set(nodes)
@@ -271,3 +254,27 @@ def fill_chunks(model: ir.Model, last: int) -> None:
             readers = there.intersection(node.successors())
             first = min((int(user.metadata_props[CHUNK]) for user in readers), default=last)
             node.metadata_props[CHUNK] = str(first)
+
+
+def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:
+    """Assign a chunk to every node: that of its operands if they agree, else that of its readers, else the last one.
+
+    So a norm of several chunks' gradients is computed once, and each gradient is scaled in its own chunk.
+    """
+    sources: dict[ir.Value, frozenset[int]] = {
+        value: frozenset({chunk_of[name]} if (name := value.name or "") in chunk_of else ())
+        for value in model.graph.inputs
+    }
+    for node in model.graph:
+        operands = frozenset().union(*(sources.get(v, frozenset()) for v in node.inputs if v is not None))
+        sources.update(dict.fromkeys(node.outputs, operands))
+    ends = {value: chunk_of.get(name_before(value.name or ""), last) for value in model.graph.outputs}
+    chunks: dict[ir.Node, int] = {}
+    for node in reversed(list(model.graph)):
+        operands = sources[node.outputs[0]]
+        readers = {chunks[user] for user in node.successors() if user in chunks}
+        readers |= {ends[value] for value in node.outputs if value in ends}
+        # If its operands have several chunks, a node joins its readers where these agree: nothing is sent back.
+        agreed = operands if len(operands) == 1 else readers
+        chunks[node] = next(iter(agreed)) if len(agreed) == 1 else last
+        node.metadata_props[CHUNK] = str(chunks[node])

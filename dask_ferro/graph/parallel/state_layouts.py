@@ -13,26 +13,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.inference import Dim
+from dask_ferro.graph.pipeline.update import UpdateGraph
 from dask_ferro.graph.sharding.placements import WHOLE, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 from dask_ferro.graph.sharding.requests import divides
 
 
-def state_layouts(
-    entries: Mapping[str, str | None],
+def update_layouts(
+    update: UpdateGraph,
     shapes: Mapping[str, Sequence[Dim]],
     layouts: Mapping[str, Layout],
     mesh: Mesh,
     split: Mapping[str, int],
 ) -> dict[str, Layout]:
-    """Return the layout of each entry of an optimizer's state, by the parameter that it belongs to; else it is whole.
+    """Return the layout in which an optimizer's step reads each entry of the state and each gradient.
 
-    `split` has the dimension that each axis splits, by the plan's `optimizer_state`.
+    `shapes` and `layouts` are those of the parameters, and `split` the dimension that each axis splits, by the plan's
+    `optimizer_state`.  A gradient, and so its parameter, is read as the state of the parameter is, or as the parameter
+    where it has none; an entry without a parameter, such as a count of steps, is whole.
     """
-    return {
+    state = {
         entry: mesh.whole if name is None else state_layout(layouts[name], shapes[name], mesh, split)
-        for entry, name in entries.items()
+        for entry, name in update.owners.items()
     }
+    read = {owner: state[entry] for entry, owner in update.owners.items() if owner is not None}
+    pairs = zip(update.params, update.grads, strict=True)
+    return state | {grad: read.get(name, layouts[name]) for name, grad in pairs}
 
 
 def state_layout(layout: Layout, shape: Sequence[Dim], mesh: Mesh, split: Mapping[str, int]) -> Layout:

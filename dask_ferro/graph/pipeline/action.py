@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD = "F", "B", "I", "W"
 KIND_NAMES = {FORWARD: "forward", INPUT_GRAD: "input_grad", WEIGHT_GRAD: "weight_grad", BACKWARD: "backward"}
-KINDS = (FORWARD, INPUT_GRAD, WEIGHT_GRAD, BACKWARD)
+KINDS = tuple(KIND_NAMES)
 # Activations of a micro-batch are kept from its forward to one of these kinds.
 RELEASING = (BACKWARD, WEIGHT_GRAD)
 
@@ -27,15 +27,7 @@ _CELL = re.compile(r"([0-9]{1,6})([FIWB])([0-9]{1,6})")
 
 
 class Action(NamedTuple):
-    """A step of one chunk on one micro-batch, of one kind; written `2F0`.
-
-    Attributes
-    ----------
-    chunk : int
-    kind : str
-        "F", "B", "I" or "W".
-    micro_batch : int
-    """
+    """A step of one chunk on one micro-batch, of one kind ("F", "B", "I" or "W"); written `2F0`."""
 
     chunk: int
     kind: str
@@ -46,28 +38,19 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, cell: str) -> Action:
-        """Return the action of a text like `2F0`.
-
-        Raises
-        ------
-        ValueError
-            The text has another form.
-        """
-        found = _CELL.fullmatch(cell.strip())
-        if found is None:
+        """Return the action of a text like `2F0`; raises `ValueError` for another form."""
+        match = _CELL.fullmatch(cell.strip())
+        if match is None:
             kinds = ", ".join(KINDS)
             raise ValueError(f"got {cell[:30]!r}, wanted chunk, one of {kinds}, micro-batch, as in '2F0'")
-        chunk, kind, micro_batch = found.groups()
+        chunk, kind, micro_batch = match.groups()
         return cls(int(chunk), kind, int(micro_batch))
 
 
 def dependencies(actions: Set[Action]) -> dict[Action, tuple[Action, ...]]:
-    """Return for every action the actions whose results it needs.
+    """Return for each action of a schedule those whose results it needs.
 
-    Parameters
-    ----------
-    actions : set of Action
-        All actions of a schedule.  A backward waits for the next chunk's I if that backward is split, else for its B.
+    A backward waits for the next chunk's I if that backward is split, else for its B.
     """
     last = max((action.chunk for action in actions), default=0)
     return {action: _needs(action, actions, last) for action in actions}
@@ -79,8 +62,8 @@ def _needs(action: Action, actions: Set[Action], last: int) -> tuple[Action, ...
         return (Action(chunk, INPUT_GRAD, micro_batch),)
     if kind == FORWARD:
         return (Action(chunk - 1, FORWARD, micro_batch),) if chunk else ()
-    kept = Action(chunk, FORWARD, micro_batch)
+    forward = Action(chunk, FORWARD, micro_batch)
     if chunk == last:
-        return (kept,)
+        return (forward,)
     split = Action(chunk + 1, INPUT_GRAD, micro_batch)
-    return kept, split if split in actions else Action(chunk + 1, BACKWARD, micro_batch)
+    return forward, split if split in actions else Action(chunk + 1, BACKWARD, micro_batch)

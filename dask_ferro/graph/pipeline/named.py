@@ -4,12 +4,12 @@ A rule returns a stage's list as (chunk, kind), without micro-batches: all these
 order, so the k-th forward of a chunk is of micro-batch k, and so are its k-th backward and its k-th weight gradient.
 There are p stages, m micro-batches and v chunks per stage; s is the stage, from 0.
 
-    gpipe        all forwards, then all backwards                                    keeps m activations
-    1f1b         p - s forwards, then backward and forward in turn                   p - s
-    interleaved  1f1b over several chunks per stage, in turn                         about p + (p - 1) / v
-    zb-h1        1f1b, its weight gradients s micro-batches late, in the bubbles     p
-    zb-v         two chunks per stage, down and up again like a V; no bubble         p of whole stages
-    dualpipe-v   the same V; a forward of one chunk with a backward of the other     p + 1/2 of whole stages
+    gpipe        all forwards, then all backwards
+    1f1b         p - s forwards, then backward and forward in turn
+    interleaved  1f1b over several chunks per stage, in turn
+    zb-h1        1f1b, its weight gradients s micro-batches late, in the bubbles
+    zb-v         two chunks per stage, down and up again like a V; no bubble
+    dualpipe-v   the same V; a forward of one chunk with a backward of the other
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def usual_chunks(name: str) -> int:
     return _CHUNKS.get(name, 1)
 
 
-def known(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
+def schedule(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """Return the schedule with a name.
 
     With p stages, m micro-batches, v chunks per stage, and F, I and W the seconds of a whole stage for one micro-batch
@@ -89,8 +89,14 @@ def known(name: str, stages: int, micro_batches: int, chunks: int | None = None)
     for what, number in (("stages", stages), ("micro_batches", micro_batches)):
         if not is_count(number):
             raise ConfigError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")
-    each = usual_chunks(name) if chunks is None else chunks
-    _check_chunks(name, each)
+    usual = usual_chunks(name)
+    each = usual if chunks is None else chunks
+    if name == "interleaved" and not is_count(each, 2):
+        raise ConfigError(
+            f"schedule {name!r}: chunks: got {each!r} a stage, wanted 2 or more; 1 is called 1f1b"
+        )
+    if name != "interleaved" and each != usual:
+        raise ConfigError(f"schedule {name!r}: chunks: got {each!r} a stage, wanted {usual}")
     rows = (_numbered(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
     return Schedule(tuple(rows), name)
 
@@ -112,15 +118,6 @@ def rounds(stages: int, micro_batches: int) -> list[int]:
     return [micro_batches // count + (i < micro_batches % count) for i in range(count)]
 
 
-def _check_chunks(name: str, chunks: object) -> None:
-    where, usual = f"schedule {name!r}: chunks", usual_chunks(name)
-    if name == "interleaved":
-        if not is_count(chunks, 2):
-            raise ConfigError(f"{where}: got {chunks!r} a stage, wanted 2 or more; 1 is called 1f1b")
-    elif chunks != usual:
-        raise ConfigError(f"{where}: got {chunks!r} a stage, wanted {usual}")
-
-
 def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
     """Return steps as actions with micro-batches in order; those beyond the last micro-batch are left out."""
     forwards: Counter[int] = Counter()
@@ -135,11 +132,11 @@ def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
             row.append(Action(waiting[at][0], kind, waiting[at][1]))
             del waiting[at]
             continue
-        taken = forwards if kind == FORWARD else backwards
-        row.append(Action(chunk, kind, taken[chunk]))
+        counts = forwards if kind == FORWARD else backwards
+        row.append(Action(chunk, kind, counts[chunk]))
         if kind == INPUT_GRAD:
-            waiting.append((chunk, taken[chunk]))
-        taken[chunk] += 1
+            waiting.append((chunk, counts[chunk]))
+        counts[chunk] += 1
     return tuple(action for action in row if action.micro_batch < micro_batches)
 
 
@@ -219,16 +216,8 @@ def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
     last = [(up, BACKWARD), (down, BACKWARD)] * (s + 1)
     split = [(chunk, INPUT_GRAD) for chunk, _ in last[s + 1 :]]
     drain = [(_OLDEST, WEIGHT_GRAD), (down, INPUT_GRAD)] * left
-    return [
-        *fill,
-        *first,
-        *level,
-        *pair * left,
-        *last[: s + 1],
-        *split,
-        *drain,
-        *[(_OLDEST, WEIGHT_GRAD)] * (s + 1),
-    ]
+    ends = [*last[: s + 1], *split, *drain, *[(_OLDEST, WEIGHT_GRAD)] * (s + 1)]
+    return [*fill, *first, *level, *pair * left, *ends]
 
 
 _RULES: dict[str, Callable[[int, int, int, int], list[Step]]] = {

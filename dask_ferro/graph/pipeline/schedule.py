@@ -34,7 +34,7 @@ Rows = Sequence[Sequence[Action]]
 
 _IDLE = "."
 # The most problems in a message: lists with more of them have to be rewritten.
-MOST_PROBLEMS = 10
+_MOST_PROBLEMS = 10
 _WHOLE, _SPLIT = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
 
 
@@ -68,8 +68,8 @@ class Schedule:
     name: str = "schedule"
 
     def __post_init__(self) -> None:
-        if found := problems(self.stages):
-            raise refusal(f"schedule {self.name!r} cannot run:", found)
+        if wrong := problems(self.stages):
+            raise _refusal(f"schedule {self.name!r} cannot run:", wrong)
 
     @cached_property
     def micro_batches(self) -> int:
@@ -104,11 +104,11 @@ class Schedule:
     @cached_property
     def steps(self) -> Mapping[Action, int]:
         """The step of each action if every action takes one step; it rises along every list and edge."""
-        found: dict[Action, int] = {}
+        steps: dict[Action, int] = {}
         for action, needs in self.dependencies.items():
             waits = (*needs, self._before[action]) if action in self._before else needs
-            found[action] = 1 + max((found[w] for w in waits), default=-1)
-        return found
+            steps[action] = 1 + max((steps[w] for w in waits), default=-1)
+        return steps
 
     @cached_property
     def _before(self) -> Mapping[Action, Action]:
@@ -171,29 +171,20 @@ class Schedule:
         ConfigError
             A text is not an action, or the lists cannot run.
 
-        Examples
-        --------
-        >>> Schedule.of([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]).peaks
-        (2, 1)
         """
-        return cls(_read(rows, name), name)
-
-
-def _read(rows: Iterable[Iterable[Action | str]], name: str) -> tuple[tuple[Action, ...], ...]:
-    """Return lists of actions from texts; all problems are in one error."""
-    wrong: list[str] = []
-    read: list[tuple[Action, ...]] = []
-    for stage, cells in enumerate(rows):
-        row = []
-        for at, cell in enumerate(cells):
-            try:
-                row.append(Action.parse(cell) if isinstance(cell, str) else cell)
-            except ValueError as error:
-                wrong.append(f"stage {stage}, action {at}: {error}")
-        read.append(tuple(row))
-    if wrong:
-        raise refusal(f"schedule {name!r} cannot be read:", first(wrong))
-    return tuple(read)
+        wrong: list[str] = []
+        stages: list[tuple[Action, ...]] = []
+        for stage, cells in enumerate(rows):
+            row = []
+            for at, cell in enumerate(cells):
+                try:
+                    row.append(Action.parse(cell) if isinstance(cell, str) else cell)
+                except ValueError as error:
+                    wrong.append(f"stage {stage}, action {at}: {error}")
+            stages.append(tuple(row))
+        if wrong:
+            raise _refusal(f"schedule {name!r} cannot be read:", _first(wrong))
+        return cls(tuple(stages), name)
 
 
 def _peak(row: Sequence[Action]) -> int:
@@ -211,18 +202,17 @@ def _peak(row: Sequence[Action]) -> int:
 
 def problems(rows: Rows) -> list[str]:
     """Return the problems of lists of actions, one list per stage; none if they are a schedule."""
-    return first(_malformed(rows)) or first(_misplaced(rows)) or first(_incomplete(rows)) or _stuck(rows)
+    return _first(_malformed(rows)) or _first(_misplaced(rows)) or _first(_incomplete(rows)) or _stuck(rows)
 
 
-def first(found: Iterable[str]) -> list[str]:
+def _first(wrong: Iterable[str]) -> list[str]:
     """Return the first problems, as many as fit into a message, and a note if there are more."""
-    shown = list(islice(found, MOST_PROBLEMS + 1))
-    return [*shown[:MOST_PROBLEMS], "and more"] if len(shown) > MOST_PROBLEMS else shown
+    shown = list(islice(wrong, _MOST_PROBLEMS + 1))
+    return [*shown[:_MOST_PROBLEMS], "and more"] if len(shown) > _MOST_PROBLEMS else shown
 
 
-def refusal(headline: str, found: Iterable[str]) -> ConfigError:
-    """Return the error of a schedule with these problems, one per line."""
-    return ConfigError("\n  - ".join([headline, *found]))
+def _refusal(headline: str, wrong: Iterable[str]) -> ConfigError:
+    return ConfigError("\n  - ".join([headline, *wrong]))
 
 
 def _malformed(rows: Rows) -> Iterator[str]:
@@ -233,8 +223,8 @@ def _malformed(rows: Rows) -> Iterator[str]:
             yield f"stage {stage} has no actions; wanted some, or no such stage"
         for action in row:
             if not _is_action(action):
-                wanted = f"Action(chunk, one of {', '.join(KINDS)}, micro_batch), numbers from 0"
-                yield f"stage {stage}: got {action!r}, wanted {wanted}"
+                form = f"Action(chunk, one of {', '.join(KINDS)}, micro_batch), numbers from 0"
+                yield f"stage {stage}: got {action!r}, wanted {form}"
 
 
 def _is_action(action: object) -> bool:
@@ -266,14 +256,14 @@ def _incomplete(rows: Rows) -> Iterator[str]:
             kinds.setdefault((chunk, micro_batch), set()).add(kind)
     # With no backward anywhere the lists are a schedule of inference.
     trains = any(len(there) > 1 or FORWARD not in there for there in kinds.values())
-    wanted = "F and B (whole), or F, I and W (split)" if trains else "F only, as elsewhere"
+    whole = "F and B (whole), or F, I and W (split)" if trains else "F only, as elsewhere"
     chunks, micro_batches = (1 + max(numbers) for numbers in zip(*kinds, strict=True))
     for chunk in range(chunks):
         for micro_batch in range(micro_batches):
             there = kinds.get((chunk, micro_batch), set())
             if there not in ((_WHOLE, _SPLIT) if trains else ({FORWARD},)):
                 got = ", ".join(kind for kind in KINDS if kind in there) or "nothing"
-                yield f"chunk {chunk}, micro-batch {micro_batch}: got {got}, wanted {wanted}"
+                yield f"chunk {chunk}, micro-batch {micro_batch}: got {got}, wanted {whole}"
 
 
 def _stuck(rows: Rows) -> list[str]:

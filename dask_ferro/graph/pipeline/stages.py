@@ -36,18 +36,10 @@ _SLACK = 0.05
 
 
 class Staged(NamedTuple):
-    """A model whose nodes have chunks.
+    """A model whose nodes have chunks, in their metadata: forward, and backward if there are parameters.
 
-    Attributes
-    ----------
-    model : onnx_ir.Model
-        Forward, and backward if there are parameters; the metadata of a node has its chunk.
-    bound : dict
-        The values that inputs are bound to, by name.
-    params : tuple of str
-        The inputs that are parameters, in the order of their tree.
-    grads : tuple of str
-        The outputs that are their gradients, in the same order; all other outputs are the user's.
+    `bound` has the values that inputs are bound to, by name.  `params` are the inputs that are parameters, in the order
+    of their tree, and `grads` the outputs that are their gradients, in the same order; other outputs are the user's.
     """
 
     model: ir.Model
@@ -56,7 +48,7 @@ class Staged(NamedTuple):
     grads: tuple[str, ...]
 
 
-def staged(
+def cut_stages(
     outputs: Mapping[str, Tensor],
     parameters: Tree | None,
     *,
@@ -65,40 +57,28 @@ def staged(
 ) -> Staged:
     """Return the model of `outputs`, with gradients of the loss among them, and a chunk for every node.
 
-    Parameters
-    ----------
-    outputs : mapping of str to Tensor
-        With parameters: one output, the loss.
-    parameters : tree of Tensor, or None
-        Constants or arguments to differentiate with respect to; None: there is no backward.
-    chunks : int
-        The number of pieces, of about equal projected seconds and with few bytes between them.
-    signals : sequence, optional
-        One or several regions (`signal`) for each chunk, instead of a balanced cut. A node in none of them is in the
-        latest chunk that it reads from.
+    With parameters, which are constants or arguments, the first output is the loss; with None there is no backward.
+    Chunks have about equal projected seconds and few bytes between them, or one or several regions each (`signals`): a
+    node in none of these is in the latest chunk that it reads from.
 
-    Raises
-    ------
-    ConfigError
-        Fewer nodes than chunks, a region that does not exist, or regions against the flow of data.
-    UnsupportedOp
-        An op on the way from the loss to a parameter has no gradient.
+    Raises `ConfigError` for fewer nodes than chunks, a region that does not exist, or regions against the flow of data,
+    and `UnsupportedOp` for an op without a gradient on the way from the loss to a parameter.
     """
     nodes = reached(outputs.values())
     homes = _by_signal(nodes, signals) if signals is not None else _by_cost(outputs, nodes, chunks)
     _check_flow(nodes, homes)
     marked = _marked(outputs, nodes, homes)
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
-    named = dict(marked)
+    ends = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
         # The seed of the backward is in the last chunk, as the loss is.
         with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
-            found = grad(next(iter(marked.values())), leaves)
+            slopes = grad(next(iter(marked.values())), leaves)
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
-        named |= dict(zip(grads, found, strict=True))
-    model, bound = build(named, leaves, name="pipeline")
-    return Staged(assigned(model, chunks), bound, input_names(model, leaves), grads)
+        ends |= dict(zip(grads, slopes, strict=True))
+    model, bound = build(ends, leaves, name="pipeline")
+    return Staged(record_chunks(model, chunks), bound, input_names(model, leaves), grads)
 
 
 def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
@@ -111,19 +91,19 @@ def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
-    wanted: dict[str, int] = {}
-    for chunk, named in enumerate(signals):
-        wanted |= dict.fromkeys([named] if isinstance(named, str) else named, chunk)
+    chunk_of: dict[str, int] = {}
+    for chunk, names in enumerate(signals):
+        chunk_of |= dict.fromkeys([names] if isinstance(names, str) else names, chunk)
     homes: dict[int, int] = {}
     seen: set[str] = set()
     for node in nodes:
-        path = next((p for p in _above(node.region.path) if p in wanted), None)
+        path = next((p for p in _above(node.region.path) if p in chunk_of), None)
         if path is not None:
             seen.add(path)
         # A node without a region cannot run before its inputs: its chunk is the latest of theirs.
         before = max((homes[origin.number] for origin in _makers(node)), default=0)
-        homes[node.number] = before if path is None else wanted[path]
-    missing = [path for path in wanted if path not in seen]
+        homes[node.number] = before if path is None else chunk_of[path]
+    missing = [path for path in chunk_of if path not in seen]
     if missing:
         there = sorted({node.region.path for node in nodes if node.region.path})
         listed = ", ".join(map(repr, missing))
@@ -152,16 +132,16 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
     # Each node is marked with its number, so that costs of the built model can be assigned to tensor nodes.
     model = build(_rewritten(outputs, nodes, numbered), name="forward").model
     types = infer(model)
-    taken, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
+    costs, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
     at = {node: _chunk_of(node, len(nodes) - 1) for node in model.graph}
     for (node, here), seconds in zip(at.items(), model_cost(model, types).seconds, strict=True):
-        taken[here] += seconds
+        costs[here] += seconds
         for value in node.outputs:
             last = max((at[user] for user in value.consumers()), default=here)
             # A value that is read several chunks later crosses every cut in between.
             for cut in range(here, last):
                 crossing[cut] += value_bytes(types[str(value.name)])
-    starts = balanced(taken, crossing[: len(nodes) - 1], chunks)
+    starts = balance(costs, crossing[: len(nodes) - 1], chunks)
     return {node.number: bisect_right(starts, i) - 1 for i, node in enumerate(nodes)}
 
 
@@ -176,24 +156,16 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
                 )
 
 
-def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
+def balance(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
     """Return where each piece starts, for pieces of about equal weight with few bytes across the cuts.
 
     A cut is where the pieces before it have their share of the weight: of the places that are a few per cent of a piece
-    away from there, that which the fewest bytes cross, or else the nearest.
-
-    Parameters
-    ----------
-    weights : sequence of float
-        The weights of the items in order, not negative.
-    crossing : sequence of float
-        The bytes across a cut after each item but the last.
-    pieces : int
-        The number of pieces, at most one for each item; none is empty.
+    away from there, that which the fewest bytes cross, or else the nearest.  `crossing` has the bytes across a cut
+    after each item but the last.  No piece is empty.
 
     Examples
     --------
-    >>> balanced([1, 1, 1, 3], [0, 0, 0], 2)
+    >>> balance([1, 1, 1, 3], [0, 0, 0], 2)
     (0, 3)
     """
     sums = [0.0, *accumulate(weights)]
@@ -201,8 +173,8 @@ def balanced(weights: Sequence[float], crossing: Sequence[float], pieces: int) -
     starts = [0]
     for piece in range(1, pieces):
 
-        def order(start: int, wanted: float = piece * share) -> tuple[float, ...]:
-            away = abs(sums[start] - wanted)
+        def order(start: int, middle: float = piece * share) -> tuple[float, ...]:
+            away = abs(sums[start] - middle)
             return max(0.0, away - _SLACK * share), crossing[start - 1], away
 
         starts.append(min(range(starts[-1] + 1, len(weights) - (pieces - piece) + 1), key=order))
@@ -227,21 +199,21 @@ def _marked(
 
 
 def _rewritten(
-    outputs: Mapping[str, Tensor], nodes: Sequence[Node], placed: Mapping[int, Node]
+    outputs: Mapping[str, Tensor], nodes: Sequence[Node], copies: Mapping[int, Node]
 ) -> dict[str, Tensor]:
     """Return the same tensors with copies of their nodes; the numbers, and so the order of sums, stay the same."""
     done: dict[int, Node] = {}
 
-    def moved(x: Tensor | None) -> Tensor | None:
+    def rewritten(x: Tensor | None) -> Tensor | None:
         if x is None or not isinstance(x.origin, Node):
             return x
         return Tensor(done[x.origin.number], x.index, x.type)
 
     for node in nodes:
         done[node.number] = dataclasses.replace(
-            placed[node.number], inputs=tuple(moved(x) for x in node.inputs)
+            copies[node.number], inputs=tuple(rewritten(x) for x in node.inputs)
         )
-    return {name: found for name, x in outputs.items() if (found := moved(x)) is not None}
+    return {name: copy for name, x in outputs.items() if (copy := rewritten(x)) is not None}
 
 
 def _chunk_of(node: ir.Node, last: int) -> int:
@@ -249,7 +221,7 @@ def _chunk_of(node: ir.Node, last: int) -> int:
     return int(regions.region_of(node).path.partition("/")[0] or last)
 
 
-def assigned(model: ir.Model, chunks: int) -> ir.Model:
+def record_chunks(model: ir.Model, chunks: int) -> ir.Model:
     """Return the model, changed: the chunk moves from a node's region to a separate metadata key."""
     for node in model.graph:
         node.metadata_props[CHUNK] = str(_chunk_of(node, chunks - 1))
@@ -264,14 +236,14 @@ def assigned(model: ir.Model, chunks: int) -> ir.Model:
 
 
 def actions(model: ir.Model, chunks: int) -> dict[ir.Node, tuple[int, str]]:
-    """Return the chunk and the kind ("F", "I" or "W") of each node of a `staged` model."""
+    """Return the chunk and the kind ("F", "I" or "W") of each node of a `cut_stages` model."""
     nodes = list(model.graph)
     chunk = {node: int(node.metadata_props.get(CHUNK, chunks - 1)) for node in nodes}
     backward = {node for node in nodes if regions.region_of(node).phase == regions.BACKWARD}
     waited: set[ir.Node] = set()
     for node in reversed(nodes):
         # A value may have consumers that are not in the graph.
-        known = [user for user in node.successors() if user in chunk]
-        if node in backward and any(user in waited or chunk[user] != chunk[node] for user in known):
+        users = [user for user in node.successors() if user in chunk]
+        if node in backward and any(user in waited or chunk[user] != chunk[node] for user in users):
             waited.add(node)
     return {n: (chunk[n], "F" if n not in backward else "I" if n in waited else "W") for n in nodes}

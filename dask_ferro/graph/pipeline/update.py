@@ -30,23 +30,14 @@ _NEXT = "next "
 
 
 class UpdateGraph(NamedTuple):
-    """An optimizer's step.
+    """An optimizer's step, as a model, or None: the model of loss and gradients has the step's nodes.
 
-    Attributes
-    ----------
-    model : onnx_ir.Model or None
-        None: the model of loss and gradients has the step's nodes.
-    params, grads, state : tuple of str
-        Names of inputs, in the order of their trees; without a model, gradients are values inside the other one.
-    form : tree of int
-        The tree of the state, with positions in `state`.
-    start : dict
-        The state before the first step, by name.
-    bound : dict
-        The values of other inputs that have one, by name.
-    owners : dict of str to str or None
-        The parameter that each entry of the state belongs to: the one of its shape whose keys its own keys end with, as
-        in `{"mean": <a tree like the parameters>}`; None for an entry without one, such as a count of steps.
+    `params`, `grads` and `state` are names of inputs, in the order of their trees; without a model, gradients are
+    values inside the other one.  `form` is the tree of the state with a leaf for each entry, `start` has the state
+    before the first step, and `bound` the values of other inputs that have one, by name.
+
+    `owners` has the parameter that each entry of the state belongs to: the one of its shape whose keys its own keys end
+    with, as in `{"mean": <a tree like the parameters>}`; None for an entry without one, such as a count of steps.
     """
 
     model: ir.Model | None
@@ -59,17 +50,17 @@ class UpdateGraph(NamedTuple):
     owners: Mapping[str, str | None]
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def carry(self) -> tuple[str, ...]:
         """The inputs that a step has from the one before it: parameters and state."""
         return (*self.params, *self.state)
 
 
-def after(name: str) -> str:
+def next_name(name: str) -> str:
     """Return the name of the output with the next value of an input."""
     return f"{_NEXT}{name}"
 
 
-def before(name: str) -> str:
+def name_before(name: str) -> str:
     """Return the name of the input for an output with its next value."""
     return name.removeprefix(_NEXT)
 
@@ -77,18 +68,9 @@ def before(name: str) -> str:
 def update_graph(
     optimizer: Optimizer, params: Tree, names: Sequence[str], grads: Sequence[str]
 ) -> UpdateGraph:
-    """Return an optimizer's step as a model.
+    """Return an optimizer's step as a model, given the names of parameters and gradients in the order of the tree.
 
-    Parameters
-    ----------
-    params : tree of Tensor
-    names, grads : sequence of str
-        The names of the parameters and of their gradients, in the order of the tree.
-
-    Raises
-    ------
-    ConfigError
-        A parameter that is given twice, or an argument with the name of a parameter, gradient or state.
+    Raises `ConfigError` for a parameter that is given twice, or an argument with the name of another input.
     """
     leaves = pytree.leaves(params)
     inputs = [
@@ -96,7 +78,7 @@ def update_graph(
         for name, leaf in zip((*names, *grads), 2 * leaves, strict=True)
     ]
     w, g = (pytree.like(params, part) for part in (inputs[: len(leaves)], inputs[len(leaves) :]))
-    update, outputs, entries = _updated(optimizer, params, w, g, names, grads)
+    update, outputs, entries = _step_outputs(optimizer, params, w, g, names, grads)
     model, bound = build(outputs, [*inputs, *entries], name="update")
     return update._replace(model=model, bound=bound)
 
@@ -104,38 +86,26 @@ def update_graph(
 def whole_step(
     outputs: Mapping[str, Tensor], params: Tree, optimizer: Optimizer
 ) -> tuple[Staged, UpdateGraph]:
-    """Return a training step as one model, of loss, metrics, new parameters and state.
-
-    Parameters
-    ----------
-    outputs : mapping of str to Tensor
-        The loss, and metrics.
-    params : tree of Tensor
-        The constants or arguments to differentiate the loss with respect to.
-    optimizer : Optimizer
-
-    Raises
-    ------
-    ConfigError, UnsupportedOp
-        As `update_graph`, and as `staged`.
-    """
+    """Return a training step as one model, of loss, metrics, new parameters and state."""
     leaves = pytree.leaves(params, "parallel")
     # The same names as in the model of the step, whose first inputs they are.
     names = input_names(build(outputs, leaves).model, leaves)
-    found = grad(outputs[LOSS], leaves)
+    slopes = grad(outputs[LOSS], leaves)
     # No user's name: such an argument would get another one.
     grads = tuple(f"gradient {i}" for i in range(len(leaves)))
-    update, ends, entries = _updated(optimizer, params, params, pytree.like(params, found), names, grads)
+    update, ends, entries = _step_outputs(
+        optimizer, params, params, pytree.like(params, slopes), names, grads
+    )
     model, bound = build(
         {**outputs, **ends},
         [*leaves, *entries],
         name="step",
-        names=dict(zip(grads, found, strict=True)),
+        names=dict(zip(grads, slopes, strict=True)),
     )
     return Staged(model, bound, names, ()), update
 
 
-def _updated(
+def _step_outputs(
     optimizer: Optimizer,
     params: Tree,
     w: Tree,
@@ -143,29 +113,25 @@ def _updated(
     names: Sequence[str],
     grads: Sequence[str],
 ) -> tuple[UpdateGraph, dict[str, Tensor], list[Tensor]]:
-    """Return the step from parameters `w` by gradients `g` without its model, its outputs, and arguments for the state.
-
-    The state begins with that of `params`.
-    """
+    """Return the step from parameters `w` by gradients `g`, without a model; its outputs; the state as arguments."""
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"parallel: optimizer: parameter {twice} is given twice; give it once")
-    began = optimizer.init(params)
-    kept = pytree.leaves(began, "optimizer's state")
-    state = tuple(f"optimizer.{i}" for i in range(len(kept)))
-    entries = [argument(name, leaf.shape, leaf.dtype) for name, leaf in zip(state, kept, strict=True)]
-    moved, then = optimizer.step(w, g, pytree.like(began, entries))
+    initial = optimizer.init(params)
+    leaves = pytree.leaves(initial, "optimizer's state")
+    state = tuple(f"optimizer.{i}" for i in range(len(leaves)))
+    entries = [argument(name, leaf.shape, leaf.dtype) for name, leaf in zip(state, leaves, strict=True)]
+    new_params, new_state = optimizer.step(w, g, pytree.like(initial, entries))
     # In the order of the state, whatever the order in which the optimizer returns it.
-    ends = pytree.leaves(moved) + pytree.leaves(
-        pytree.mapped(lambda _, now: now, began, then) if kept else {}
-    )
-    outputs = {after(name): end for name, end in zip((*names, *state), ends, strict=True)}
+    ordered = pytree.mapped(lambda _, now: now, initial, new_state) if leaves else {}
+    ends = pytree.leaves(new_params) + pytree.leaves(ordered)
+    outputs = {next_name(name): end for name, end in zip((*names, *state), ends, strict=True)}
     places = {path: (name, leaf) for name, (path, leaf) in zip(names, pytree.paths(params), strict=True)}
     owners = {
         name: _owner(path, entry, places)
-        for name, (path, entry) in zip(state, pytree.paths(began), strict=True)
+        for name, (path, entry) in zip(state, pytree.paths(initial), strict=True)
     }
-    start = build(dict(zip(state, kept, strict=True)), kept).bound.values() if kept else ()
-    form = pytree.like(began, range(len(kept))) if kept else {}
+    start = build(dict(zip(state, leaves, strict=True)), leaves).bound.values() if leaves else ()
+    form = pytree.mapped(lambda _: 0, initial) if leaves else {}
     update = UpdateGraph(
         None, tuple(names), tuple(grads), state, form, dict(zip(state, start, strict=True)), {}, owners
     )
@@ -174,4 +140,4 @@ def _updated(
 
 def _owner(path: Path, entry: Tensor, places: Mapping[Path, tuple[str, Tensor]]) -> str | None:
     ends = (places.get(path[i:]) for i in range(len(path) + 1))
-    return next((found[0] for found in ends if found is not None and found[1].shape == entry.shape), None)
+    return next((end[0] for end in ends if end is not None and end[1].shape == entry.shape), None)

@@ -2,7 +2,11 @@
 
     arrays --`feed`--> places of the tasks' inputs;  RankTasks, under a name of the call's own --> a layer, a graph
 
-A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`pipeline.step_tasks`).
+A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`scheduled`).  Calls that follow each
+other, as in a training, have one template:
+
+    call 0   tasks of its own, as its inputs come from anywhere
+    call 1   reads outputs of call 0, and is the template of calls 2, 3, ... (`lower.repeated`)
 
 Dask keeps the tasks that made a part, those of every step before, batches included.  So an input that depends on
 ``ferro.ranks.checkpoint-calls`` submissions is fetched by the client, and goes on as an array of the call.
@@ -11,78 +15,53 @@ Dask keeps the tasks that made a part, those of every step before, batches inclu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
 from uuid import uuid4
 
-from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+import numpy as np
 
 from dask_ferro import config
 from dask_ferro.graph.sharding.parts import Port
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers, annotations_of
-from dask_ferro.lower.ranks.sharded import CallTasks, ShardedArray, Written, gather
-from dask_ferro.lower.ranks.spmd_inputs import keys_read
-from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, RankTasks
+from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
+from dask_ferro.lower.ranks.sharded import (
+    Arrays,
+    CallGraph,
+    CallTasks,
+    ShardedArray,
+    calls_of,
+    gather,
+    write_layer,
+)
+from dask_ferro.lower.ranks.spmd_tasks import Places, RankTasks
+from dask_ferro.lower.repeated import RepeatedTasks
 
-
-class CallGraph(NamedTuple):
-    """The tasks of a call.
-
-    Attributes
-    ----------
-    tasks : RankTasks
-    places : mapping of str to sequence of PartPlace
-        The place of each rank's part of each output.
-    calls : sequence of RankCall
-        Those that have its inputs.
-    actions : mapping
-        A pipeline's action of each task, and its rank.
-    """
-
-    tasks: RankTasks
-    places: Mapping[str, Sequence[PartPlace]]
-    calls: Sequence[RankCall]
-    actions: Mapping[Key, Any] = {}
-
-    def graph(self, name: str, layer: MaterializedLayer) -> HighLevelGraph:
-        """Return the graph of a named layer on top of the graphs that the calls read from."""
-        below = dict(chain.from_iterable(call.below.items() for call in self.calls))
-        graph = HighLevelGraph.merge(*below.values())
-        return HighLevelGraph({**graph.layers, name: layer}, {**graph.dependencies, name: set(below)})
+Outputs = dict[str, ShardedArray]
 
 
 class RankFunction(ABC):
-    """What ranks compute, as a function of arrays by name.
-
-    Attributes
-    ----------
-    workers : RankWorkers
-    mesh : Mesh
-    outputs, results : tuple of Port
-        All outputs; those that a caller keeps of calls that follow each other.
-    """
+    """What ranks compute, as a function of arrays by name."""
 
     workers: RankWorkers
     mesh: Mesh
     outputs: tuple[Port, ...]
-    results: tuple[Port, ...]
 
     @abstractmethod
     def check(self, arrays: Arrays) -> None:
         """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
 
     @abstractmethod
-    def tasks(self, name: str, arrays: Arrays) -> CallGraph:
-        """Return the tasks of a call, with a name in their keys."""
+    def tasks(self, name: str, arrays: Arrays, later: Collection[str] = ()) -> tuple[RankTasks, Places]:
+        """Return the tasks of a call, with a name in their keys, and the places of outputs.
 
-    def __call__(self, arrays: Arrays) -> dict[str, ShardedArray]:
+        Each repeat of the tasks has arrays of its own for the inputs in `later`.
+        """
+
+    def __call__(self, arrays: Arrays) -> Outputs:
         """Return the outputs by name, lazily.
 
         Parameters
@@ -106,21 +85,88 @@ class RankFunction(ABC):
         # Not of the content: the scheduler may still release the tasks of an equal call.
         token = uuid4().hex
         tasks = CallTasks(partial(self._written, token, arrays), self.workers)
-        tasks.here()  # so that its errors are raised by the call
+        tasks.written()  # so that its errors are raised by the call
         # A call on the results of another one is submitted together with it, unless that was submitted already.
         sharded = [value for value in arrays.values() if isinstance(value, ShardedArray)]
         depth = max((value.depth + value.tasks.is_fixed for value in sharded), default=1)
         return {
-            port.name: ShardedArray(port, self.mesh, tasks, (token, port.name), depth)
+            port.name: ShardedArray(port, self.mesh, tasks, port.name, (token, port.name), depth)
             for port in self.outputs
         }
 
-    def _written(self, token: str, arrays: Arrays, there: Homes) -> Written:
-        """Return a call on arrays as a graph for these workers."""
-        name = tokenize(token, repr(keys_read(arrays)))
-        call = self.tasks(name, arrays)
-        layer = MaterializedLayer(call.tasks.tasks, annotations=annotations_of(call.tasks, there))
-        return Written(call.graph(f"spmd-{name}", layer), call.places, call.actions)
+    def _written(self, token: str, arrays: Arrays, homes: Homes) -> CallGraph:
+        return write_layer(f"spmd-{token}", *self.tasks(token, arrays), homes)
+
+    def successive(self, each: Sequence[Arrays], follow: Mapping[str, str]) -> list[Outputs]:
+        """Return the outputs of calls that follow each other, lazily.
+
+        All but the first lack the inputs in `follow`, which has the output of the call before by input.
+        """
+        outputs, rest = [self(each[0])], each[1:]
+        arrays = chain.from_iterable(one.values() for one in rest)
+        if len(rest) > 1 and all(isinstance(value, (np.ndarray, np.generic)) for value in arrays):
+            for one in rest:
+                self.check(one)
+            return outputs + self._repeated(outputs[0], rest, follow)
+        for one in rest:
+            outputs.append(self({**one, **{name: outputs[-1][end] for name, end in follow.items()}}))
+        return outputs
+
+    def _repeated(self, first: Outputs, rest: Sequence[Arrays], follow: Mapping[str, str]) -> list[Outputs]:
+        """Return the outputs of calls on `rest`, each on outputs of the one before, the first on those of `first`."""
+        token = uuid4().hex
+        tasks = CallTasks(partial(self._written_repeats, token, first, rest, follow), self.workers)
+        tasks.written()  # so that its errors are raised by the call
+
+        def output(one: ShardedArray, number: int) -> ShardedArray:
+            name = _repeat_name(one.port.name, number)
+            return ShardedArray(one.port, one.mesh, tasks, name, (token, name), one.depth)
+
+        return [{end: output(one, number) for end, one in first.items()} for number in range(len(rest))]
+
+    def _written_repeats(
+        self, token: str, first: Outputs, rest: Sequence[Arrays], follow: Mapping[str, str], homes: Homes
+    ) -> CallGraph:
+        start = {name: first[end] for name, end in follow.items()}
+        tasks, places = self.tasks(f"{token}-1", {**rest[0], **start}, later=rest[0].keys())
+        carry: dict[Key, Key] = {}
+        for name, end in follow.items():
+            before, after = start[name].places, places[end]
+            assert [place.index for place in before] == [place.index for place in after]
+            carry |= {one.key: other.key for one, other in zip(before, after, strict=True)}
+        # The results of a rank in all repeats are one tuple, of which each output has its item.
+        packed = tasks.pack(f"spmd-ends-{token}", places, times=len(rest))
+        ends = {_repeat_name(end, n): own for n, each in enumerate(packed) for end, own in each.items()}
+        repeats = RepeatedTasks(token, tasks.tasks, carry, [tasks.parts(arrays) for arrays in rest])
+        return write_layer(f"spmd-{token}", tasks, ends, homes, repeats)
+
+
+def _repeat_name(name: str, number: int) -> str:
+    return f"{name}[{number}]"
+
+
+def member_tuples(arrays: Outputs, apart: Collection[str], workers: RankWorkers) -> Outputs:
+    """Return arrays of calls that were not submitted, with their parts on one member in one tuple: one task for Dask.
+
+    Those in `apart`, which the caller reads, are in tuples of their own, with other small ones.
+    """
+    token = uuid4().hex
+    # What all members may read, as a count of steps, takes its tuple along.
+    small = {*apart, *(name for name, array in arrays.items() if array.port.is_small)}
+
+    def write(homes: Homes) -> CallGraph:
+        tasks = RankTasks()
+        tasks.below = {one.top: one.graph for one in calls_of(arrays.values())}
+        [places] = tasks.pack(
+            f"spmd-output-{token}", {name: array.places for name, array in arrays.items()}, small
+        )
+        return write_layer(f"spmd-outputs-{token}", tasks, places, homes)
+
+    tasks = CallTasks(write, workers)
+    return {
+        name: ShardedArray(array.port, array.mesh, tasks, name, array.token, array.depth)
+        for name, array in arrays.items()
+    }
 
 
 def _cut_lineage(arrays: Arrays) -> Arrays:

@@ -74,55 +74,47 @@ def form(bucket: Bucket) -> Form:
 
 
 def exchange(
-    name: Name, bucket: Bucket, given: Sequence[Key], wanted: Sequence[bool]
+    name: Name, bucket: Bucket, terms: Sequence[Key], are_read: Sequence[bool]
 ) -> tuple[list[ExchangeTask], tuple[Key, ...]]:
-    """Return the tasks of a bucket, and the key of each rank's result: a tuple of arrays.
+    """Return the tasks of a bucket, and the key of each rank's result: a tuple of arrays, as each rank's terms are.
 
-    Parameters
-    ----------
-    name : Name
-    bucket : Bucket
-    given : sequence of key
-        The key of each rank's input: a tuple of arrays.
-    wanted : sequence of bool
-        Whether a rank's result is read; where it is not, there is no task for it.
+    A result that is not read has no task.
     """
-    steps, results = FORMS[form(bucket)](name, bucket, given)
-    ends = {key for key, is_read in zip(results, wanted, strict=True) if is_read}
-    others = set(results) - ends
-    return [step for step in steps if step.key not in others], results
+    steps, results = FORMS[form(bucket)](name, bucket, terms)
+    unread = {key for key, is_read in zip(results, are_read, strict=True) if not is_read}
+    return [step for step in steps if step.key not in unread], results
 
 
 _Tasks = tuple[list[ExchangeTask], tuple[Key, ...]]
 
 
-def _star(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
+def _star(name: Name, bucket: Bucket, terms: Sequence[Key]) -> _Tasks:
     ref = Collectives(bucket.kind, bucket.attributes)
-    results = tuple(name.key("sum", i) for i in range(len(given)))
+    results = tuple(name.key("sum", i) for i in range(len(terms)))
     steps = [
-        ExchangeTask(key, rank, at_once, (ref, i), tuple(given))
+        ExchangeTask(key, rank, reduce_terms, (ref, i), tuple(terms))
         for i, (key, rank) in enumerate(zip(results, bucket.ranks, strict=True))
     ]
     return steps, results
 
 
-def _exchange(name: Name, bucket: Bucket, given: Sequence[Key]) -> _Tasks:
-    ref, count = Collectives(bucket.kind, bucket.attributes), len(given)
-    owners = list(zip(bucket.ranks, given, strict=True))
+def _exchange(name: Name, bucket: Bucket, terms: Sequence[Key]) -> _Tasks:
+    ref, count = Collectives(bucket.kind, bucket.attributes), len(terms)
+    owners = list(zip(bucket.ranks, terms, strict=True))
     steps, sums = [], []
     for part, rank in enumerate(bucket.ranks):
         cuts = [name.key("cut", part, i) for i in range(count)]
         steps += [
-            ExchangeTask(key, owner, share, (ref, part, count), (own,))
+            ExchangeTask(key, owner, cut_share, (ref, part, count), (own,))
             for key, (owner, own) in zip(cuts, owners, strict=True)
         ]
         sums.append(name.key("sum", part))
-        steps.append(ExchangeTask(sums[-1], rank, combined, (ref,), tuple(cuts)))
+        steps.append(ExchangeTask(sums[-1], rank, combine, (ref,), tuple(cuts)))
     if bucket.kind != "AllReduce":
         return steps, tuple(sums)
     results = tuple(name.key("whole", i) for i in range(count))
     for key, (owner, own) in zip(results, owners, strict=True):
-        steps.append(ExchangeTask(key, owner, gathered, (), (own, *sums)))
+        steps.append(ExchangeTask(key, owner, join_shares, (), (own, *sums)))
     return steps, results
 
 
@@ -133,30 +125,30 @@ FORMS: Mapping[Form, Callable[[Name, Bucket, Sequence[Key]], _Tasks]] = {"star":
 # The functions of the tasks.  A rank's input is a tuple of arrays, one for each collective.
 
 
-def at_once(ref: Collectives, index: int, *given: Any) -> tuple[Any, ...]:
+def reduce_terms(ref: Collectives, index: int, *terms: Any) -> tuple[Any, ...]:
     """Return the results of the rank at `index`, from the terms of all ranks."""
     is_split = ref.kind not in ("AllReduce", "AllGather")
-    return combined(ref, *(share(ref, index, len(given), own) for own in given) if is_split else given)
+    return combine(ref, *(cut_share(ref, index, len(terms), own) for own in terms) if is_split else terms)
 
 
-def share(ref: Collectives, index: int, count: int, given: Any) -> tuple[Any, ...]:
+def cut_share(ref: Collectives, index: int, count: int, arrays: Any) -> tuple[Any, ...]:
     """Return the share at `index` of `count` of a rank's arrays."""
     if ref.kind == "AllReduce":
-        return tuple(flat_piece(array, index, count) for array in given)
+        return tuple(flat_piece(array, index, count) for array in arrays)
     axis = "split_axis" if ref.kind == "AllToAll" else "axis"
-    pairs = zip(ref.attributes, given, strict=True)
+    pairs = zip(ref.attributes, arrays, strict=True)
     return tuple(piece(array, how[axis], index, count) for how, array in pairs)
 
 
-def combined(ref: Collectives, *given: Any) -> tuple[Any, ...]:
-    """Return the arrays of all ranks, or one share of each, combined."""
-    rows = zip(ref.attributes, zip(*given, strict=True), strict=True)
+def combine(ref: Collectives, *arrays: Any) -> tuple[Any, ...]:
+    """Return the arrays of all ranks, or one share of each, combine."""
+    rows = zip(ref.attributes, zip(*arrays, strict=True), strict=True)
     if (axis := {"AllGather": "axis", "AllToAll": "concat_axis"}.get(ref.kind)) is not None:
         return tuple(joined(terms, how[axis]) for how, terms in rows)
     return tuple(reduced(terms, how["reduction"]) for how, terms in rows)
 
 
-def gathered(given: Any, *parts: Any) -> tuple[Any, ...]:
+def join_shares(arrays: Any, *parts: Any) -> tuple[Any, ...]:
     """Return whole arrays, joined from their shares, in the shapes of this rank's input arrays."""
     rows = zip(*parts, strict=True)
-    return tuple(unflattened(row, own.shape) for own, row in zip(given, rows, strict=True))
+    return tuple(unflattened(row, own.shape) for own, row in zip(arrays, rows, strict=True))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask_ferro.errors import ConfigError
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.task_cost import FERRO
-from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
+from dask_ferro.graph.sharding.node_placement import NodePlacement
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.spmd_tasks import RankTasks
@@ -34,38 +34,25 @@ LOOKED_UP_S = 0.1
 
 
 class Homes(NamedTuple):
-    """The addresses of the ranks' workers.
+    """The ranks' workers on a client's cluster; none without a client, or while the cluster has no worker.
 
-    Attributes
-    ----------
-    order : tuple of str
-        All workers; none without a cluster, or while it has no worker.
-    by_name : mapping of str or int to str
-        The same by number, name and address.
-    wanted : tuple of str or int
-        The workers that ranks get in turn where a plan numbers none.
-    ranks : int
-        Of a stage.
-    threads : mapping of str to int
-        Of each worker.
+    `by_name` has their addresses by number, name and address, and `turn` the names that ranks get in turn where a plan
+    numbers none.  `ranks` are those of a stage, `threads` those of each worker.
     """
 
     order: tuple[str, ...] = ()
     by_name: Mapping[str | int, str] = {}
-    wanted: tuple[str | int, ...] = ()
+    turn: tuple[str | int, ...] = ()
     ranks: int = 1
     threads: Mapping[str, int] = {}
-
-    def of(self, rank: int, site: NodePlacement = UNPLACED) -> str:
-        """Return the address of a rank's worker at a site; requires at least one worker."""
-        place = (site.stage or 0) * self.ranks + rank
-        name = self.wanted[place % len(self.wanted)] if site.workers is None else site.workers[rank]
-        return self.by_name.get(name) or self.order[place % len(self.order)]
+    client: str | None = None
 
     def member(self, rank: int, site: NodePlacement, order: int) -> MemberTask:
         """Return the member of a rank's task at a site, and the task's order there."""
-        address = self.of(rank, site)
-        lane = ((site.stage or 0) * self.ranks + rank) // len(self.order) % self.threads[address]
+        place = (site.stage or 0) * self.ranks + rank
+        name = self.turn[place % len(self.turn)] if site.workers is None else site.workers[rank]
+        address = self.by_name.get(name) or self.order[place % len(self.order)]
+        lane = place // len(self.order) % self.threads[address]
         return MemberTask(address, f"{lane}{site.device or ''}", order)
 
 
@@ -74,78 +61,67 @@ def annotations_of(tasks: RankTasks, homes: Homes) -> dict[str, Callable[[Key], 
 
     Without workers, tasks run anywhere.
     """
-    found: dict[str, Callable[[Key], Any]] = {ABOUT: tasks.about.get}
-    wants = {key: {"require": site.device} if site.device else {} for key, (_, site) in tasks.home.items()}
-    if any(wants.values()):
-        found[FERRO] = wants.__getitem__
+    annotations: dict[str, Callable[[Key], Any]] = {ABOUT: tasks.about.get}
+    needs = {key: {"require": site.device} if site.device else {} for key, (_, site) in tasks.home.items()}
+    if any(needs.values()):
+        annotations[FERRO] = needs.__getitem__
     if homes.order:
-        members = {key: homes.member(*tasks.home[key], tasks.order[key]) for key in tasks.tasks}
-        found[MEMBER] = members.__getitem__
-    return found
+        members = {key: homes.member(*home, tasks.order[key]) for key, home in tasks.home.items()}
+        annotations[MEMBER] = members.__getitem__
+    return annotations
 
 
 class RankWorkers:
     """The workers of ranks on the current client's cluster, as they were a moment ago.
 
-    A flow whose worker has left since runs on others.
-
-    Parameters
-    ----------
-    wanted : sequence of str or int, optional
-        Address, name or number of each rank's worker, in the order of stages; all workers if not given.
-    ranks : int
-        Of a stage.
-    sites : iterable of NodePlacement, optional
-        The placements of all nodes.
+    `names` are the address, name or number of each rank's worker, in the order of stages; None: all workers.  `ranks`
+    are those of a stage, and `sites` the placements of all nodes.  A flow whose worker has left since runs on others.
     """
 
     def __init__(
-        self, wanted: Sequence[str | int] | None, ranks: int, sites: Iterable[NodePlacement] = ()
+        self, names: Sequence[str | int] | None, ranks: int, sites: Iterable[NodePlacement] = ()
     ) -> None:
-        self._wanted, self._ranks = wanted, ranks
+        self._names, self._ranks = names, ranks
         self._numbered = tuple(dict.fromkeys(chain.from_iterable(site.workers or () for site in sites)))
         self._were_there = False
-        self._found: tuple[str | None, float, Homes] | None = None
+        self._last: tuple[float, Homes] | None = None
 
     def __call__(self) -> Homes:
         """Return the workers.
 
-        Raises
-        ------
-        ConfigError
-            A worker that the cluster does not have, and did not have before: one that died since is no error.
+        Raises `ConfigError` for a worker that the cluster does not have, and did not have before: one that died since
+        is no error.
         """
         client, now = live_client(), time.monotonic()
-        name = None if client is None else client.id
-        if self._found is None or self._found[0] != name or now - self._found[1] >= LOOKED_UP_S:
-            self._found = name, now, self._homes(client)
-        return self._found[2]
-
-    def _homes(self, client: Client | None) -> Homes:
         if client is None:
             return Homes()
+        if self._last is None or self._last[1].client != client.id or now - self._last[0] >= LOOKED_UP_S:
+            self._last = now, self._homes(client)
+        return self._last[1]
+
+    def _homes(self, client: Client) -> Homes:
         from dask_ferro.scheduler.bundled import enable_if_new
 
         enable_if_new(client)
-        known = workers_of(client)
-        order = sorted(known, key=lambda a: (isinstance(known[a]["name"], str), known[a]["name"]))
-        by_name: dict[str | int, str] = {known[address]["name"]: address for address in order}
+        workers = workers_of(client)
+        order = sorted(workers, key=lambda a: (isinstance(workers[a]["name"], str), workers[a]["name"]))
+        by_name: dict[str | int, str] = {workers[address]["name"]: address for address in order}
         # A local cluster's names are numbers too, with gaps where workers were replaced.
         by_name |= dict(enumerate(order))
         by_name |= {address: address for address in order}
-        wanted = tuple(range(len(order))) if self._wanted is None else tuple(self._wanted)
-        missing = [name for name in dict.fromkeys((*wanted, *self._numbered)) if name not in by_name]
+        turn = tuple(range(len(order))) if self._names is None else tuple(self._names)
+        missing = [name for name in dict.fromkeys((*turn, *self._numbered)) if name not in by_name]
         if missing and not self._were_there:
-            has = ", ".join(f"{known[address]['name']!r} at {address}" for address in order)
+            has = ", ".join(f"{workers[address]['name']!r} at {address}" for address in order)
             raise ConfigError(
                 f"workers: the cluster has no {missing}; it has {has or 'none'}; start more, or name others"
             )
         self._were_there = True
-        threads = {address: known[address]["nthreads"] for address in order}
-        return Homes(tuple(order), by_name, wanted, self._ranks, threads) if order else Homes()
+        threads = {address: workers[address]["nthreads"] for address in order}
+        return Homes(tuple(order), by_name, turn, self._ranks, threads, client.id)
 
 
 def workers_of(client: Client) -> dict[str, Any]:
     """Return Dask's facts of a client's workers by address, without those that lack dask_ferro."""
-    known = client.scheduler_info(n_workers=-1)["workers"]
-    return {address: facts for address, facts in known.items() if LACKS not in facts["metrics"]}
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: facts for address, facts in workers.items() if LACKS not in facts["metrics"]}

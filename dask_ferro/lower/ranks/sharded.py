@@ -1,18 +1,20 @@
 """`ShardedArray`: an output of a sharded graph, in parts on workers, and the joining of parts to whole arrays.
 
 It is a Dask collection whose result is its parts, joined.  Its tasks are those of the call that made it, until it is
-persisted; then it has futures of its parts alone.
+persisted; then it has futures of its parts alone.  `CallOutputs` are several of them as one collection, whose graph
+Dask looks at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
 
 import dask
 import numpy as np
-from dask.base import get_scheduler, tokenize
-from dask.highlevelgraph import HighLevelGraph
+from dask.base import DaskMethodsMixin, get_scheduler, tokenize
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
 from dask_ferro.errors import ConfigError
@@ -21,95 +23,154 @@ from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.client import client_name, client_of, written_for
+from dask_ferro.lower.client import client_of, written_for
 from dask_ferro.lower.inputs.shipping import LARGE_GRAPHS
-from dask_ferro.lower.ranks.collection import RankCollection, needed
 from dask_ferro.lower.ranks.exchange import Key
-from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.spmd_tasks import PartPlace
+from dask_ferro.lower.ranks.rank_assignment import Homes, annotations_of
+from dask_ferro.lower.ranks.spmd_tasks import PartPlace, Places, RankTasks
+from dask_ferro.lower.repeated import RepeatedTasks
 from dask_ferro.lower.signature import is_future
 from dask_ferro.lower.worker.rank_functions import select_values
 
+# Arrays of any kind by name: arrays of this process, dask arrays, sharded arrays.
+Arrays = Mapping[str, Any]
+C = TypeVar("C")
 
-class Written(NamedTuple):
-    """The tasks of a call: its graph, the places of each output's parts, a pipeline's action of each task."""
+# A graph has outputs of earlier calls that are not requested.  For those that a scheduler still knows it looks up their
+# inputs, which it may have forgotten: it refuses the graph, and then all that share a task.
+# A lambda, since it is sent with its graph: a scheduler need not have this package.
+needed: Callable[..., HighLevelGraph] = lambda graph, keys, **kwargs: graph.cull({*flatten(keys)})  # noqa: E731
+
+
+def persist(client: Any, collection: C) -> C:
+    """Return a collection whose results a client has begun to compute, and keeps."""
+    # Parameters are in the graph of a training's first step, and then once in many steps.
+    with dask.config.set(LARGE_GRAPHS):
+        persisted: C = client.persist(collection)
+    return persisted
+
+
+class CallGraph(NamedTuple):
+    """The tasks of a call as a graph, its last layer, and the places of outputs."""
 
     graph: HighLevelGraph
-    places: Mapping[str, Sequence[PartPlace]]
-    actions: Mapping[Key, Any] = {}
+    top: str
+    places: Places
+
+
+def write_layer(
+    top: str, tasks: RankTasks, places: Places, homes: Homes, repeats: RepeatedTasks | None = None
+) -> CallGraph:
+    """Return tasks, or their repeats, as a layer with their homes, on top of the graphs that they read from."""
+    below, annotations = HighLevelGraph.merge(*tasks.below.values()), annotations_of(tasks, homes)
+    own = MaterializedLayer(tasks.tasks, annotations) if repeats is None else repeats.layer(annotations)
+    graph = HighLevelGraph({**below.layers, top: own}, {**below.dependencies, top: set(tasks.below)})
+    return CallGraph(graph, top, places)
 
 
 class CallTasks:
     """The tasks of a call, written for the current client and its workers, and again for others under the same keys.
 
-    Parameters
-    ----------
-    write : callable
-        Writes them for the workers that `where` returned.
-    where : callable
-        Returns the workers of the ranks (`RankWorkers`); calls of one graph share it.
-    is_fixed : bool
-        Whether they do not depend on the client, as those of a call that was submitted.
+    `homes` returns the workers of the ranks (`RankWorkers`), for which `write` writes the tasks.  Those that were
+    submitted are fixed: they do not depend on the client.
     """
 
     def __init__(
-        self, write: Callable[[Homes], Written], where: Callable[[], Homes], is_fixed: bool = False
+        self, write: Callable[[Homes], CallGraph], homes: Callable[[], Homes], is_fixed: bool = False
     ) -> None:
-        self._write, self._where, self.is_fixed = write, where, is_fixed
-        # By the client's id: one that was closed is not kept alive here.
-        self._last: tuple[str | None, Homes, Written] | None = None
+        self._write, self._homes, self.is_fixed = write, homes, is_fixed
+        self._last: tuple[Homes, CallGraph] | None = None
 
-    @classmethod
-    def of(cls, written: Written) -> CallTasks:
-        """Return tasks that do not depend on the client."""
-        return cls(lambda there: written, Homes, is_fixed=True)
-
-    def here(self) -> Written:
-        """Return the tasks for the current client, as they were last written for it."""
-        return self.fresh() if self._last is None or self._last[0] != client_name() else self._last[2]
-
-    def fresh(self) -> Written:
-        """Return the tasks for the current client and its present workers, as they are about to be submitted."""
-        client, there = client_name(), self._where()
-        if self._last is None or self._last[:2] != (client, there):
-            self._last = client, there, self._write(there)
-        return self._last[2]
+    def written(self) -> CallGraph:
+        """Return the tasks for the current client and its present workers."""
+        homes = self._homes()
+        if self._last is None or self._last[0] != homes:
+            self._last = homes, self._write(homes)
+        return self._last[1]
 
 
-class ShardedArray(RankCollection):
+class CallOutputs(DaskMethodsMixin):
+    """Sharded arrays by name as one Dask collection.
+
+    Its result is a tree of the whole arrays; `form` has their positions.
+    """
+
+    def __init__(self, arrays: Mapping[str, ShardedArray], form: Any = ()) -> None:
+        self._arrays, self._form = arrays, form
+
+    __dask_optimize__ = staticmethod(needed)
+    __dask_scheduler__ = staticmethod(dask.threaded.get)
+
+    @property
+    def arrays(self) -> Mapping[str, ShardedArray]:
+        """The arrays by name."""
+        return self._arrays
+
+    def __dask_graph__(self) -> HighLevelGraph:
+        return HighLevelGraph.merge(*(one.graph for one in calls_of(self.arrays.values())))
+
+    def __dask_keys__(self) -> list[Any]:
+        return [list(array.keys) for array in self.arrays.values()]
+
+    def __dask_layers__(self) -> tuple[str, ...]:
+        return tuple(one.top for one in calls_of(self.arrays.values()))
+
+    def __dask_tokenize__(self) -> Hashable:
+        return type(self).__name__, tuple(array.token for array in self.arrays.values())
+
+    def __dask_postcompute__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        joins = [(array.items, array.port.layout, array.mesh.sizes) for array in self.arrays.values()]
+        return _result_of_parts, (joins, self._form)
+
+    def __dask_postpersist__(self) -> tuple[Callable[..., Self], tuple[()]]:
+        return self._persisted, ()
+
+    def _persisted(self, graph: Mapping[Key, Any], *, rename: Mapping[str, str] | None = None) -> Self:
+        """Return the collection with a graph that holds the values of its keys, or futures of them."""
+        if rename:
+            raise NotImplementedError(f"keys of a {type(self).__name__} name its calls and cannot be renamed")
+        return self._on(attach_results(self.arrays, graph))
+
+    def _on(self, arrays: Mapping[str, ShardedArray]) -> Self:
+        """Return the collection of the same arrays with other tasks."""
+        return type(self)(arrays, self._form)
+
+    def compute(self, **kwargs: Any) -> Any:
+        """Return the result, which the caller joins from its parts.
+
+        When a worker dies, the step runs again as a whole on those that are left.
+
+        Parameters
+        ----------
+        **kwargs
+            `scheduler`, and the scheduler's own options.
+        """
+        return result_of(list(gather(self.arrays, **kwargs).values()), self._form)
+
+
+class ShardedArray(CallOutputs):
     """One output of a sharded graph: an array in parts, each on the worker that made it.
 
-    Parameters
-    ----------
-    port : Port
-        Name, layout and shape.
-    mesh : Mesh
-    tasks : CallTasks
-        The tasks of its parts.
-    token : hashable
-        Identifies the array.
-    depth : int
-        The number of successive submissions that it depends on.
-    name : str, optional
-        Its name among the tasks' results; default: the port's.
+    `port` has its name, layout and shape, `name` is its name among the tasks' results, `token` identifies it, and
+    `depth` is the number of successive submissions that it depends on.
     """
 
     def __init__(
-        self,
-        port: Port,
-        mesh: Mesh,
-        tasks: CallTasks,
-        token: Hashable,
-        depth: int = 1,
-        name: str | None = None,
+        self, port: Port, mesh: Mesh, tasks: CallTasks, name: str, token: Hashable, depth: int = 1
     ) -> None:
+        super().__init__({}, 0)
         self.port, self.mesh, self.tasks = port, mesh, tasks
-        self.token, self.depth, self.name = token, depth, name or port.name
+        self.name, self.token, self.depth = name, token, depth
+
+    @property
+    def arrays(self) -> Mapping[str, ShardedArray]:
+        """Itself by name."""
+        return {self.name: self}
 
     @property
     def places(self) -> Sequence[PartPlace]:
         """The place of each rank's part."""
-        return self.tasks.here().places[self.name]
+        return self.tasks.written().places[self.name]
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -130,15 +191,10 @@ class ShardedArray(RankCollection):
     @property
     def graph(self) -> HighLevelGraph:
         """The graph of its parts."""
-        return self.tasks.here().graph
+        return self.tasks.written().graph
 
     def __repr__(self) -> str:
         return f"<ShardedArray {self.port.name}: {self.port.shape}, {text(self.port.layout)}>"
-
-    @property
-    def top(self) -> str:
-        """The last layer of its graph."""
-        return next(reversed(list(self.graph.layers)))
 
     def check_lies(self, port: Port, mesh: Mesh) -> None:
         """Raise `ConfigError` unless it has the layout, shape and mesh of an input."""
@@ -154,9 +210,9 @@ class ShardedArray(RankCollection):
         # The tasks of a call that was not submitted may be many, and are written out by a look at one.
         if not self.tasks.is_fixed:
             return None
-        layer = self.graph.layers[self.top]
-        found = {key: layer[key] for key in self.keys}
-        return found if all(map(is_future, found.values())) else None
+        graph, top, _ = self.tasks.written()
+        values = {key: graph.layers[top][key] for key in self.keys}
+        return values if all(map(is_future, values.values())) else None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return the whole array, computed, as `np.asarray` of a dask array does."""
@@ -165,34 +221,8 @@ class ShardedArray(RankCollection):
     def __float__(self) -> float:
         return float(self.compute())
 
-    def __dask_graph__(self) -> HighLevelGraph:
-        return self.tasks.fresh().graph
-
-    def __dask_keys__(self) -> list[Key]:
-        return list(self.keys)
-
-    def __dask_layers__(self) -> tuple[str, ...]:
-        return (self.top,)
-
-    def __dask_tokenize__(self) -> Hashable:
-        return "ferro-sharded", self.token
-
-    def __dask_postcompute__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return join, (self.items, self.port.layout, self.mesh.sizes)
-
-    def persisted(self, graph: Mapping[Key, Any]) -> ShardedArray:
-        """Return the array with a graph that holds its parts."""
-        return on_results({self.name: self}, graph)[self.name]
-
-    def compute(self, **kwargs: Any) -> Any:
-        """Return the whole array, which the caller joins from its parts.
-
-        Parameters
-        ----------
-        **kwargs
-            `scheduler`, and the scheduler's own options.
-        """
-        return gather(self, **kwargs)
+    def _on(self, arrays: Mapping[str, ShardedArray]) -> Self:
+        return arrays[self.name]  # type: ignore[return-value]  # there are no subclasses
 
 
 def gather(arrays: Tree, **kwargs: Any) -> Tree:
@@ -227,7 +257,7 @@ def gather(arrays: Tree, **kwargs: Any) -> Tree:
         if held is not None:
             parts = _fetch(client, values, held)
         else:
-            graph = merged(values)
+            graph = CallOutputs({str(i): value for i, value in enumerate(values)}).__dask_graph__()
             keys = list(dict.fromkeys(place.key for value in values for place in value.read))
             results = dict(zip(keys, schedule(needed(graph, keys), keys, **kwargs), strict=True))
             parts = {
@@ -246,11 +276,11 @@ def gather(arrays: Tree, **kwargs: Any) -> Tree:
 
 def _futures_of(values: Iterable[ShardedArray], client: Any) -> dict[Key, Any] | None:
     """Return the client's futures of the values' parts; None: not all are there, or it cannot be waited for."""
-    found: dict[Key, Any] = {}
+    futures: dict[Key, Any] = {}
     for value in values:
-        found |= value.held() or dict.fromkeys(value.keys)
-    are_here = all(getattr(future, "client", None) is client for future in found.values())
-    return found if client is not None and not client.asynchronous and are_here else None
+        futures |= value.held() or dict.fromkeys(value.keys)
+    are_here = all(getattr(future, "client", None) is client for future in futures.values())
+    return futures if client is not None and not client.asynchronous and are_here else None
 
 
 def _fetch(client: Any, values: Sequence[ShardedArray], held: Mapping[Key, Any]) -> dict[PartPlace, Any]:
@@ -274,7 +304,7 @@ def _fetch(client: Any, values: Sequence[ShardedArray], held: Mapping[Key, Any])
     }
 
 
-def on_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> dict[str, ShardedArray]:
+def attach_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> dict[str, ShardedArray]:
     """Return arrays on a graph that holds their parts.
 
     Arrays with the same keys share it.  Passed to the next call, none keeps the parts of another alive.
@@ -287,18 +317,18 @@ def on_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> 
     for keys, places in groups.items():
         # A graph of tasks, which Dask has optimized and not run, is held whole.
         own = dict(graph) if graph.keys() - ends else {key: graph[key] for key in keys}
-        held = HighLevelGraph.from_collections(f"ferro-held-{tokenize(keys)}", own, dependencies=[])
-        tasks |= dict.fromkeys(places, CallTasks.of(Written(held, places)))
+        top = f"ferro-held-{tokenize(keys)}"
+        held = CallGraph(HighLevelGraph.from_collections(top, own, dependencies=[]), top, places)
+        tasks |= dict.fromkeys(places, CallTasks(lambda _, held=held: held, Homes, is_fixed=True))  # type: ignore[misc]
     return {
-        name: ShardedArray(one.port, one.mesh, tasks[name], one.token, one.depth, name)
+        name: ShardedArray(one.port, one.mesh, tasks[name], name, one.token, one.depth)
         for name, one in arrays.items()
     }
 
 
-def merged(arrays: Iterable[ShardedArray]) -> HighLevelGraph:
-    """Return one graph of all arrays; those of one call share theirs."""
-    calls = {id(array.tasks): array.tasks for array in arrays}
-    return HighLevelGraph.merge(*(tasks.fresh().graph for tasks in calls.values()))
+def calls_of(arrays: Iterable[ShardedArray]) -> list[CallGraph]:
+    """Return the tasks of each call that made arrays."""
+    return [tasks.written() for tasks in {id(array.tasks): array.tasks for array in arrays}.values()]
 
 
 def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:
@@ -310,11 +340,23 @@ def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int
     return grid[0]
 
 
-def join(
-    values: Iterable[Any], items: Sequence[int], layout: Sequence[Placement], sizes: Sequence[int]
-) -> Any:
-    """Return an array joined from the values of its keys, given the position of each part (`ShardedArray.items`)."""
-    return whole(map(_item, values, items), layout, sizes)
+def result_of(arrays: Sequence[Any], form: Any) -> Any:
+    """Return a tree of whole arrays; those of micro-batches, in a form by name, are joined along axis 0, or stacked."""
+    result = pytree.like(form, arrays)
+    if not isinstance(result, dict):
+        return result
+    outputs = {
+        name: np.concatenate(each) if each[0].ndim else np.stack(each) for name, each in result.items()
+    }
+    return outputs if len(outputs) > 1 else next(iter(outputs.values()))
+
+
+def _result_of_parts(values: Sequence[Sequence[Any]], joins: Sequence[tuple[Any, ...]], form: Any) -> Any:
+    arrays = [
+        whole(map(_item, parts, items), layout, sizes)
+        for parts, (items, layout, sizes) in zip(values, joins, strict=True)
+    ]
+    return result_of(arrays, form)
 
 
 def _item(value: Any, index: int) -> Any:

@@ -4,12 +4,9 @@
 
 With a client, what is submitted together is one flow: its members are threads of the ranks' workers, and send each
 other what they read.  When a worker dies, the flow runs again, with the same results, since the order of every sum is
-fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving: the parameters of a training step
-stay on their workers.  Weights are mapped from the model's file.
-
-A plan's stages, workers and devices are followed: a stage's nodes run on its workers, and a task requires its device
-class (where the scheduler plugin is installed).  Calls that follow each other may be submitted together, so
-micro-batches that are calls go through the stages one after the other.
+fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving.  Weights are mapped from the
+model's file.  A stage's nodes run on its workers, and a task requires its device class (where the scheduler plugin is
+installed).
 """
 
 from __future__ import annotations
@@ -25,16 +22,16 @@ from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load_own
 from dask_ferro.graph.model.self_contained import CHECKED
 from dask_ferro.graph.parallel.apply import Applied
-from dask_ferro.graph.sharding.parts import Spmd, holders_of
+from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.segments import Cut, is_collective
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.store import spool
-from dask_ferro.lower.ranks.calls import CallGraph, RankFunction
-from dask_ferro.lower.ranks.collection import Arrays
+from dask_ferro.lower.ranks.calls import RankFunction
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
-from dask_ferro.lower.ranks.spmd_inputs import checked, feed
-from dask_ferro.lower.ranks.spmd_tasks import PartPlace, RankCall, RankSource
+from dask_ferro.lower.ranks.sharded import Arrays
+from dask_ferro.lower.ranks.spmd_inputs import check_inputs, feed
+from dask_ferro.lower.ranks.spmd_tasks import Places, RankCall, RankSource, RankTasks
 from dask_ferro.lower.upstream import TaskRef
 from dask_ferro.lower.worker.models import limits, remember
 
@@ -52,8 +49,8 @@ class Ranks(RankFunction):
         precedence.
     exact : bool, optional
         Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
-    packed : collection of str, optional
-        Outputs that go into tuples of several (`call_outputs.member_tuples`), and so need no task of their own, unless
+    is_packed : bool, optional
+        Whether outputs go into tuples of several (`calls.member_tuples`), and so need no task of their own, unless
         ranks share a part.
 
     Raises
@@ -75,7 +72,7 @@ class Ranks(RankFunction):
         *,
         workers: Sequence[str | int] | None = None,
         exact: bool = False,
-        packed: Collection[str] = (),
+        is_packed: bool = False,
     ) -> None:
         # What it was made of has been checked.
         spmd.model.meta[CHECKED] = True
@@ -84,9 +81,9 @@ class Ranks(RankFunction):
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
         check("cannot run the sharded graph", [row for row, node in nodes if not is_collective(node)])
-        self.spmd, self.mesh, self.outputs, self.results = spmd, spmd.mesh, spmd.outputs, spmd.outputs
-        own = [port for port in spmd.outputs if port.name in packed and len({*port.parts}) == spmd.mesh.ranks]
-        self.packed = frozenset(chain.from_iterable(port.parts for port in own))
+        self.spmd, self.mesh, self.outputs = spmd, spmd.mesh, spmd.outputs
+        own = [port.parts for port in spmd.outputs if is_packed and len({*port.parts}) == spmd.mesh.ranks]
+        self._packed = frozenset(chain.from_iterable(own))
         each = model_cost(loaded.model, infer(loaded.model)).seconds
         self._loaded = loaded
         self.source = RankSource(loaded.model, remember(loaded, path), rows, each, exact)
@@ -114,12 +111,16 @@ class Ranks(RankFunction):
         """The graph's segments and buckets."""
         return self.source.pieces
 
-    def tasks(self, name: str, arrays: Arrays) -> CallGraph:
-        """Return the tasks of a call, with a name in their keys."""
+    def check(self, arrays: Arrays) -> None:
+        """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
+        check_inputs(self.spmd, arrays)
+
+    def tasks(self, name: str, arrays: Arrays, later: Collection[str] = ()) -> tuple[RankTasks, Places]:
+        """Return the tasks of a call, with a name in their keys, and the places of outputs."""
         call = self.call(name)
-        feed(call, self.spmd, arrays)
+        feed(call, self.spmd, arrays, later)
         call.write()
-        return CallGraph(call, self.places(call), [call])
+        return call, call.ends(self.outputs, self._packed)
 
     def call(self, name: str) -> RankCall:
         """Return a call without its inputs and tasks."""
@@ -130,12 +131,3 @@ class Ranks(RankFunction):
             call.below[copy.top] = HighLevelGraph(copy.layers, copy.dependencies)
             call.extra = {"copy": TaskRef(copy.source.at(0))}
         return call
-
-    def places(self, call: RankCall) -> dict[str, list[PartPlace]]:
-        """Return the place of each rank's part of each output of a call."""
-        ends = call.ends(holders_of(self.spmd.outputs), self.packed)
-        return {port.name: [ends[name] for name in port.parts] for port in self.spmd.outputs}
-
-    def check(self, arrays: Arrays) -> None:
-        """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
-        checked(self.spmd, arrays)

@@ -15,41 +15,44 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import getitem
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.engines.selection import Support, first_engines, route
-from dask_ferro.graph.pipeline.action import FORWARD, KIND_NAMES
+from dask_ferro.graph.pipeline.action import KIND_NAMES
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
-from dask_ferro.graph.sharding.parts import Array, Spmd
+from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
 from dask_ferro.lower.annotations import about
 from dask_ferro.lower.layer import EMBED_BYTES
-from dask_ferro.lower.ranks.collection import Arrays
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.models import ModelRef
 from dask_ferro.lower.worker.rank_functions import Picks, select_values
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 
-G = TypeVar("G")
-# A rank, and where it is.
+# A rank, and its placement.
 Home: TypeAlias = tuple[int, NodePlacement]
 
 
 class PartPlace(NamedTuple):
-    """The place of a value: a key, and the position in the tuple that it holds (-1: it holds the value itself)."""
+    """The place of a value: a key, the position in the tuple that it holds (-1: it holds the value), and who has it."""
 
     key: Key
-    index: int = -1  # type: ignore[assignment]  # tuple has a method of that name
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
+    home: Home
+
+
+# The place of each rank's part, by output.
+Places: TypeAlias = Mapping[str, Sequence[PartPlace]]
 
 
 @dataclass(frozen=True, eq=False)
 class RankSource:
-    """The graph that a call computes: its model, the model's reference and pieces, each node's engines and seconds.
+    """The graph that a call computes: its model, the model's reference, each node's engines and seconds.
 
     With `exact`, bits do not depend on where the graph is cut.
     """
@@ -71,22 +74,9 @@ class RankSource:
         """The trace annotation of each piece, by what it makes."""
         nodes = list(self.model.graph)
         makers = {value.name: node for node in filter(is_collective, nodes) for value in node.outputs}
-        made = [(s.outputs, map(nodes.__getitem__, s.nodes), s.site) for s in self.pieces.segments]
-        made += [(b.makes[0], map(makers.__getitem__, b.makes[0]), b.site) for b in self.pieces.buckets]
-        return {names: tuple(about(own)._replace(stage=site.stage)) for names, own, site in made}
-
-    @cached_property
-    def home(self) -> Mapping[str, Home]:
-        """The rank and the site that make each output of segments and buckets."""
-        made = [(s.outputs, (s.rank, s.site)) for s in self.pieces.segments]
-        for b in self.pieces.buckets:
-            made += [(names, (rank, b.site)) for rank, names in zip(b.ranks, b.makes, strict=True)]
-        return {name: home for names, home in made for name in names}
-
-    @cached_property
-    def trains(self) -> bool:
-        """Whether it has actions of a pipeline other than forwards."""
-        return any(s.site.action is not None and s.site.action[-1] != FORWARD for s in self.pieces.segments)
+        pieces = [(s.outputs, map(nodes.__getitem__, s.nodes), s.site) for s in self.pieces.segments]
+        pieces += [(b.makes[0], map(makers.__getitem__, b.makes[0]), b.site) for b in self.pieces.buckets]
+        return {names: tuple(about(own)._replace(stage=site.stage)) for names, own, site in pieces}
 
     @cached_property
     def readers(self) -> Mapping[str, NodePlacement]:
@@ -110,14 +100,14 @@ class RankSource:
         """Return the bundle of nodes that finds its inputs at these places; the same object for the same ones."""
         key = inputs, outputs, picks
         if key not in self._bundles:
-            long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
+            is_long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
             engines = (first_engines if self.exact else route)(self.support, nodes)
             self._bundles[key] = BundleRef(
                 inputs,
                 outputs,
                 engines,
                 picks,
-                parallel=self.exact or long,
+                parallel=self.exact or is_long,
                 down=tuple(range(len(outputs))),
                 exact=self.exact,
             )
@@ -125,21 +115,27 @@ class RankSource:
 
 
 class RankTasks:
-    """Tasks with their ranks and sites, their orders, and their annotations for traces, by key."""
+    """Tasks with their homes, their orders, and their annotations for traces, by key; and what they read.
+
+    `below` has the graphs that they read from, by the last layer of each, and `later` the inputs that each repeat of
+    them has: the keys of parts, the graph that they are parts for, and the rows that are read.
+    """
 
     def __init__(self) -> None:
         self.tasks: dict[Key, Task] = {}
         self.home: dict[Key, Home] = {}
         self.order: dict[Key, int] = {}
         self.about: dict[Key, tuple[Any, ...]] = {}
+        self.below: dict[str, HighLevelGraph] = {}
+        self.later: list[tuple[Mapping[str, Key], Spmd, slice | None]] = []
 
     def add(
-        self, key: Key, home: Home, order: int, call: Callable[..., Any], *of: Any, **by_name: Any
-    ) -> Key:
-        """Add a task; return its key."""
-        self.tasks[key] = Task(key, call, *of, **by_name)
+        self, key: Key, home: Home, order: int, call: Callable[..., Any], *values: Any, **by_name: Any
+    ) -> PartPlace:
+        """Add a task; return the place of its result."""
+        self.tasks[key] = Task(key, call, *values, **by_name)
         self.home[key], self.order[key] = home, order
-        return key
+        return PartPlace(key, -1, home)
 
     def update(self, other: RankTasks, first: int = 0) -> None:
         """Add the tasks of another one, in its order from `first` on."""
@@ -147,78 +143,93 @@ class RankTasks:
         self.home |= other.home
         self.order |= {key: first + order for key, order in other.order.items()}
         self.about |= other.about
+        self.below |= other.below
+        self.later += other.later
+
+    def parts(self, arrays: Mapping[str, Array]) -> dict[Key, Array]:
+        """Return the parts of the inputs of one repeat, by the keys that the tasks have for them."""
+        parts: dict[Key, Array] = {}
+        for keys, spmd, rows in self.later:
+            own = spmd.split({port.name: take_rows(arrays[port.name], rows) for port in spmd.inputs})
+            parts |= {keys[name]: part for name, part in own.items()}
+        return parts
+
+    def pack(self, name: str, places: Places, apart: Collection[str] = (), times: int = 1) -> list[Places]:
+        """Add a task for each home, whose tuple has the values there; return their places in each repeat's part of it.
+
+        Values of outputs in `apart` are in tuples of their own.
+        """
+        groups: dict[tuple[bool, Home], dict[PartPlace, int]] = {}
+        at: dict[str, list[tuple[tuple[bool, Home], int]]] = {}
+        for output, own in places.items():
+            at[output] = []
+            for place in own:
+                rank, site = place.home
+                # By rank and site, whatever action made them.
+                group = output in apart, (rank, site._replace(action=None))
+                members = groups.setdefault(group, {})
+                at[output].append((group, members.setdefault(place, len(members))))
+        keys: dict[tuple[bool, Home], Key] = {}
+        for number, (group, members) in enumerate(groups.items()):
+            reads = {key: i for i, key in enumerate(dict.fromkeys(place.key for place in members))}
+            picks = tuple((reads[place.key], place.index) for place in members)
+            refs = map(TaskRef, reads)
+            keys[group] = self.add((name, number), group[1], 0, select_values, picks, *refs).key
+        return [
+            {
+                output: [
+                    PartPlace(keys[group], number * len(groups[group]) + index, group[1])
+                    for group, index in own
+                ]
+                for output, own in at.items()
+            }
+            for number in range(times)
+        ]
 
 
 class RankCall(RankTasks):
-    """The tasks of one call.
+    """The tasks of one call, with a token in their keys.
 
-    Parameters
-    ----------
-    source : RankSource
-    token : str
-        The hash of graph and inputs.
-
-    Attributes
-    ----------
-    below : mapping of str to HighLevelGraph
-        The graphs that the tasks read from, by the last layer of each.
-    extra : mapping of str to TaskRef
-        Keyword arguments of each bundle: the model's content, where workers cannot see its path.
+    `extra` has keyword arguments of each bundle: the model's content, where workers cannot see its path.
     """
 
     def __init__(self, source: RankSource, token: str) -> None:
         super().__init__()
         self.source, self.token = source, token
-        self.below: dict[str, HighLevelGraph] = {}
         self.extra: dict[str, Any] = {}
         # Tasks that compute nothing: inputs, and weights as they are.
         self.entries: set[Key] = set()
-        # The place of each value, and by rank of the copies of an input's part.
-        self.places: dict[str, PartPlace] = {}
-        self._copies: dict[str, dict[int, PartPlace]] = {}
-        # The key of each value of a tuple that has one by itself.
-        self._taken: dict[str, Key] = {}
-        # Inputs without a task: they are inside the tasks that read them.
-        self._inline: dict[str, Array] = {}
-        # Inputs that are given when the tasks run, and their rows that are read.
-        self._later: list[tuple[Spmd, slice | None]] = []
-
-    def reader(self, name: str) -> NodePlacement:
-        """Return the site of the first reader of a value."""
-        return self.source.readers.get(name, UNPLACED)
+        # The place of each value by the ranks that have a copy, or an input that is inside the tasks that read it.
+        self.values: dict[str, dict[int, PartPlace] | Array] = {}
 
     def give(self, name: str, array: Array, rank: int) -> None:
         """Add an input's part to the graph: inside each task that reads it, or as a task if it is large."""
-        if array.nbytes <= EMBED_BYTES:
-            self._inline[name] = array
-        else:
-            self.places[name] = PartPlace(self._entry("spmd-input", name, rank, same, array))
+        is_small = array.nbytes <= EMBED_BYTES
+        self.values[name] = (
+            array if is_small else {rank: self._entry("spmd-input", name, rank, identity, array)}
+        )
 
     def expect(self, spmd: Spmd, rows: slice | None) -> None:
-        """Let the parts of a graph's inputs be what is given when the tasks run, of these rows."""
-        self._later.append((spmd, rows))
-        for name in chain.from_iterable(port.parts for port in spmd.inputs):
-            self.places[name] = PartPlace(self._key("spmd-input", name))
-
-    def parts(self, arrays: Arrays) -> dict[Key, Array]:
-        """Return the parts of expected inputs, by the keys that the tasks have for them."""
-        found: dict[Key, Array] = {}
-        for spmd, rows in self._later:
-            parts = spmd.split({port.name: take_rows(arrays[port.name], rows) for port in spmd.inputs})
-            found |= {self.places[name].key: value for name, value in parts.items()}
-        return found
+        """Let the parts of a graph's inputs be what each repeat has, of these rows."""
+        parts = holders_of(spmd.inputs)
+        keys = {name: self._key("spmd-input", name) for name in parts}
+        self.values |= {name: {rank: self.at_reader(keys[name], name, rank)} for name, rank in parts.items()}
+        self.later.append((keys, spmd, rows))
 
     def keep(self, parts: Sequence[str], places: Sequence[PartPlace]) -> None:
         """Add an input whose parts are there: each rank's by the part's name, and its place."""
+        # A part that ranks share is with the lowest of them.
+        holders: dict[tuple[Key, int], int] = {}
+        copies: dict[str, dict[int, PartPlace]] = {}
         for rank, (name, place) in enumerate(zip(parts, places, strict=True)):
-            self.places.setdefault(name, place)
-            self._copies.setdefault(name, {})[rank] = place
+            holder = holders.setdefault((place.key, place.index), rank)
+            home = self.at_reader(place.key, name, holder).home
+            copies.setdefault(name, {})[rank] = place._replace(home=home)
+        self.values |= copies
 
-    def share(self, other: RankCall) -> None:
-        """Use the inputs of another call of the same graph."""
-        self.places.update(other.places)
-        self._copies.update(other._copies)
-        self._inline.update(other._inline)
+    def at_reader(self, key: Key, name: str, rank: int) -> PartPlace:
+        """Return the place of an input with a key of its own, at its first reader."""
+        return PartPlace(key, -1, (rank, self.source.readers.get(name, UNPLACED)))
 
     def write(self) -> None:
         """Build the tasks of all segments and buckets; every input must have its place."""
@@ -227,31 +238,31 @@ class RankCall(RankTasks):
             # Dask learns durations by the name before the token: forwards and backwards take different times.
             action = segment.site.action
             keys.append(self._key("spmd-segment" if action is None else KIND_NAMES[action[-1]], number))
-            several = len(segment.outputs) > 1
+            is_tuple = len(segment.outputs) > 1
             for i, name in enumerate(segment.outputs):
-                self.places[name] = PartPlace(keys[-1], i if several else -1)
+                place = PartPlace(keys[-1], i if is_tuple else -1, (segment.rank, segment.site))
+                self.values[name] = {segment.rank: place}
         # In the order of buckets, of which one may read the results of others.
         for number, bucket in enumerate(pieces.buckets):
             self._bucket(number, bucket)
         for key, segment in zip(keys, pieces.segments, strict=True):
             self._segment(key, segment)
 
-    def ends(self, holder: Mapping[str, int], packed: Collection[str] = ()) -> dict[str, PartPlace]:
-        """Return the place of each output, given the rank that has it: a key of its own, but where it is packed."""
-        found: dict[str, PartPlace] = {}
-        for name, rank in holder.items():
+    def ends(self, ports: Sequence[Port], packed: Collection[str] = ()) -> dict[str, list[PartPlace]]:
+        """Return the places of outputs; a part has a key of its own, but where it is packed."""
+        ends: dict[str, PartPlace] = {}
+        for name, rank in holders_of(ports).items():
             value = self._value(name, rank)
             if isinstance(value, np.ndarray):
-                found[name] = PartPlace(self._entry("spmd-input", name, rank, same, value))
-            elif value.index < 0 or (name in packed and value.key in self.tasks):
-                found[name] = value
-            else:
-                home = self._home(name, value, (rank, UNPLACED))
-                found[name] = PartPlace(self._by_itself(name, value, home))
-        return found
+                value = self._entry("spmd-input", name, rank, identity, value)
+            elif value.index >= 0 and (name not in packed or value.key not in self.tasks):
+                value = self._alone(name, value)
+            ends[name] = value
+        # Ranks with the same part of an output share its key.
+        return {port.name: [ends[name] for name in port.parts] for port in ports}
 
     def reads(self, names: Sequence[str], home: Home) -> tuple[Picks, list[Any]]:
-        """Return how a task of a rank at a site reads values: where each is in its arguments, and these."""
+        """Return how a task at a home reads values: where each is in its arguments, and these."""
         arguments: list[Any] = []
         at: dict[Key, int] = {}
         picks = []
@@ -261,8 +272,8 @@ class RankCall(RankTasks):
                 picks.append((len(arguments), -1))
                 arguments.append(value)
                 continue
-            if value.index >= 0 and not _is_with(there := self._home(name, value, home), home):
-                value = PartPlace(self._by_itself(name, value, there))
+            if value.index >= 0 and not _is_with(value.home, home):
+                value = self._alone(name, value)
             if value.key not in at:
                 at[value.key] = len(arguments)
                 arguments.append(TaskRef(value.key))
@@ -270,29 +281,18 @@ class RankCall(RankTasks):
         return tuple(picks), arguments
 
     def _value(self, name: str, rank: int) -> Any:
-        """Return the place of a value for a rank, or the value of an input that is inside its readers."""
-        if name in self._inline:
-            return self._inline[name]
-        # A weight that is read as it is gets a task of its own.
-        if name not in self.places:
-            bundle = self.source.bundle((name,))
-            call = run_bundle, self.source.ref, bundle
-            self.places[name] = PartPlace(self._entry("spmd-weight", name, rank, *call, **self.extra))
-        return self._copies.get(name, {}).get(rank, self.places[name])
+        """Return a rank's copy of a value, else the first one, or an input that is inside its readers."""
+        if name not in self.values:
+            # A weight that is read as it is.
+            call = run_bundle, self.source.ref, self.source.bundle((name,))
+            self.values[name] = {rank: self._entry("spmd-weight", name, rank, *call, **self.extra)}
+        value = self.values[name]
+        return value if isinstance(value, np.ndarray) else value.get(rank) or next(iter(value.values()))
 
-    def _home(self, name: str, place: PartPlace, reader: Home) -> Home:
-        """Return where a value is: an input is with its first reader, of the lowest rank that has the same part."""
-        if name in self.source.home:
-            return self.source.home[name]
-        ranks = (rank for rank, at in self._copies.get(name, {}).items() if at == place)
-        return next(ranks, reader[0]), self.reader(name)
-
-    def _by_itself(self, name: str, place: PartPlace, home: Home) -> Key:
-        """Return the key of a value of a tuple by itself, which a task takes from it where the tuple is."""
-        if name not in self._taken:
-            key = self._taken[name] = self._key("spmd-value", name)
-            self.add(key, home, self.order.get(place.key, 0), getitem, TaskRef(place.key), place.index)
-        return self._taken[name]
+    def _alone(self, name: str, place: PartPlace) -> PartPlace:
+        """Return the place of a value of a tuple by itself, which a task takes from it where the tuple is."""
+        key, order = self._key("spmd-value", name), self.order.get(place.key, 0)
+        return self.add(key, place.home, order, getitem, TaskRef(place.key), place.index)
 
     # Pieces.
 
@@ -309,15 +309,16 @@ class RankCall(RankTasks):
         for i, (names, rank) in enumerate(zip(bucket.reads, bucket.ranks, strict=True)):
             home = rank, bucket.site
             picks, arguments = self.reads(names, home)
-            terms.append(self.add(name.key("terms", i), home, number, select_values, picks, *arguments))
+            terms.append(self.add(name.key("terms", i), home, number, select_values, picks, *arguments).key)
         are_read = [not self.source.read.isdisjoint(names) for names in bucket.makes]
         steps, results = exchange(name, bucket, terms, are_read)
         for step in steps:
             home = step.rank, bucket.site
             self.add(step.key, home, number, step.call, *step.constants, *map(TaskRef, step.reads))
             self.about[step.key] = self.source.about[bucket.makes[0]]
-        for key, names in zip(results, bucket.makes, strict=True):
-            self.places.update((one, PartPlace(key, i)) for i, one in enumerate(names))
+        for key, rank, names in zip(results, bucket.ranks, bucket.makes, strict=True):
+            home = rank, bucket.site
+            self.values |= {value: {rank: PartPlace(key, i, home)} for i, value in enumerate(names)}
 
     # Keys.
 
@@ -326,30 +327,15 @@ class RankCall(RankTasks):
         return (f"{what}-{self.token}", which)
 
     def _entry(
-        self, what: str, name: str, rank: int, call: Callable[..., Any], *of: Any, **by_name: Any
-    ) -> Key:
-        """Add a task that computes nothing, on the rank that reads its value first; return its key."""
-        key = self.add(self._key(what, name), (rank, self.reader(name)), 0, call, *of, **by_name)
+        self, what: str, name: str, rank: int, call: Callable[..., Any], *values: Any, **by_name: Any
+    ) -> PartPlace:
+        """Add a task that computes nothing, where its value is read first; return the place of the value."""
+        key, _, home = self.at_reader(self._key(what, name), name, rank)
         self.entries.add(key)
-        return key
+        return self.add(key, home, 0, call, *values, **by_name)
 
 
-def picked(places: Sequence[PartPlace]) -> tuple[Any, ...]:
-    """Return the arguments of `select_values` that give the values of places."""
-    at = {read: i for i, read in enumerate(dict.fromkeys(place.key for place in places))}
-    return tuple((at[place.key], place.index) for place in places), *map(TaskRef, at)
-
-
-def grouped(of: Mapping[str, Sequence[tuple[G, PartPlace]]]) -> dict[G, dict[PartPlace, int]]:
-    """Return the places of values by group, each with its position in the tuple of the group."""
-    groups: dict[G, dict[PartPlace, int]] = {}
-    for group, place in chain.from_iterable(of.values()):
-        own = groups.setdefault(group, {})
-        own.setdefault(place, len(own))
-    return groups
-
-
-def same(array: Any) -> Any:
+def identity(array: Any) -> Any:
     """Return an input's part."""
     return array
 

@@ -22,20 +22,16 @@ def select_values(picks: Picks, *arguments: Any) -> Terms:
     return tuple(arguments[p] if i < 0 else arguments[p][i] for p, i in picks)
 
 
-def added(before: Terms | None, weight: int, picks: Picks, *arguments: Any) -> Terms:
-    """Return values in arguments times a weight, added to the sums before.
-
-    Half precision is float32 until `share` rounds it.
-    """
+def add_terms(before: Terms | None, picks: Picks, *arguments: Any) -> Terms:
+    """Return values in arguments, added to the sums before; half precision is float32 until `divide_sum` rounds it."""
     wide = [_widened(term) for term in select_values(picks, *arguments)]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
-        wide = wide if weight == 1 else [term * weight for term in wide]
         return tuple(wide if before is None else (b + term for b, term in zip(before, wide, strict=True)))
 
 
-def share(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> Any:
-    """Return one of the sums of `added`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
+def divide_sum(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None) -> Any:
+    """Return one of the sums of `add_terms`, divided by `parts`, in the dtype of its terms (None: the sum's own)."""
     with np.errstate(all="ignore"):
         found = np.asarray(sums[index] / parts)
         return found if dtype is None else found.astype(dtype, copy=False)
@@ -47,6 +43,6 @@ def _widened(term: Any) -> Any:
     return array.astype(np.float32) if array.dtype.name in HALF_NAMES else array
 
 
-def after(waits: int, call: Any, *arguments: Any, **by_name: Any) -> Any:
+def run_after(waits: int, call: Any, *arguments: Any, **by_name: Any) -> Any:
     """Return the result of `call` without its last `waits` arguments, which are dependencies only."""
     return call(*arguments[: len(arguments) - waits], **by_name)

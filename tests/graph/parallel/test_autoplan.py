@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallel
 from dask_ferro.policy.estimates import Link
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
 

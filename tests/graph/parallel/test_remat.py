@@ -18,7 +18,7 @@ from dask_ferro.graph.ir.regions import BACKWARD, REMAT_KEY, region_of, signal
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.parallel.config import read_plan
-from dask_ferro.graph.pipeline.stages import staged
+from dask_ferro.graph.pipeline.stages import cut_stages
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import Built, build, to_model
 from dask_ferro.graph.tensor.tensor import Tensor, argument, emit
@@ -69,7 +69,7 @@ def test_results_have_the_same_bits(name):
 @every("name", NETS)
 def test_a_pipelines_chunks_keep_less_and_give_the_same_bits(name, chunks):
     net, plan = NETS[name]
-    found = staged({"loss": net.loss}, net.params, chunks=chunks)
+    found = cut_stages({"loss": net.loss}, net.params, chunks=chunks)
     feeds = found.bound | net.batch(6)
     kept, results = [], []
     for model in (found.model, apply(found.model, plan).model):

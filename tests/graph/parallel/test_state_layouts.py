@@ -9,7 +9,8 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.parallel.state_layouts import state_layout, state_layouts
+from dask_ferro.graph.parallel.state_layouts import state_layout, update_layouts
+from dask_ferro.graph.pipeline.update import UpdateGraph
 from dask_ferro.graph.sharding.placements import Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 from tests.each import every
@@ -42,9 +43,13 @@ def test_layouts_of_state(layout, shape, split, wanted):
 
 
 def test_entries_follow_their_parameters_and_the_others_are_whole():
-    entries = {"mean": "w", "square": "w", "count": None}
-    found = state_layouts(entries, {"w": (8, 6)}, {"w": (R, S(1))}, GRID, {"data": 0})
-    assert found == {"mean": (S(0), S(1)), "square": (S(0), S(1)), "count": (R, R)}
+    owners = {"mean": "w", "square": "w", "count": None}
+    update = UpdateGraph(None, ("w", "b"), ("dw", "db"), (*owners,), {}, {}, {}, owners)
+    layouts = {"w": (R, S(1)), "b": (R, R)}
+    found = update_layouts(update, {"w": (8, 6), "b": (6,)}, layouts, GRID, {"data": 0})
+    split = (S(0), S(1))
+    # A parameter without state is read as it is.
+    assert found == {"mean": split, "square": split, "count": (R, R), "dw": split, "db": (R, R)}
 
 
 # ---- the plan's key ----------------------------------------------------------------------------------------

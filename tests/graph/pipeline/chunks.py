@@ -41,7 +41,7 @@ def pieces(model: ir.Model, chunks: int) -> tuple[ChunkActions, ...]:
     Parameters
     ----------
     model : onnx_ir.Model
-        From `staged`, as returned by `graph.model.load`.
+        From `cut_stages`, as returned by `graph.model.load`.
     """
     homes = actions(model, chunks)
     makers: dict[str, _Home] = {}

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from simulated.pipeline import StageSeconds
 
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.named import NAMES, known, rounds, usual_chunks
+from dask_ferro.graph.pipeline.named import NAMES, rounds, usual_chunks
+from dask_ferro.graph.pipeline.named import schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 
 SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 12), st.integers(2, 4))
@@ -14,11 +15,13 @@ SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 12),
 
 def sized(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
     """A known schedule; `chunks` a stage where that is a choice."""
-    return known(name, stages, micro_batches, chunks if name == "interleaved" else usual_chunks(name))
+    return named_schedule(
+        name, stages, micro_batches, chunks if name == "interleaved" else usual_chunks(name)
+    )
 
 
 def makespan(name: str, p: int, m: int, seconds: StageSeconds, chunks: int = 2) -> float:
-    """The seconds of a schedule by the table of `known`, for all m.
+    """The seconds of a schedule by the table of `ff.schedule`, for all m.
 
     With fewer micro-batches than stages a chunk's first one is not back when its last one has left, which interleaved
     chunks wait for too.
@@ -37,7 +40,7 @@ def makespan(name: str, p: int, m: int, seconds: StageSeconds, chunks: int = 2) 
 
 
 def activations(name: str, p: int, m: int, chunks: int = 2) -> tuple[int, ...]:
-    """The activations that each stage keeps by the table of `known`; none keeps more than its chunks have."""
+    """The activations that each stage keeps by the table of `ff.schedule`; none keeps more than its chunks have."""
     ahead = (chunks - 1) * rounds(p, m)[0]
     each = chunks if name == "interleaved" else usual_chunks(name)
     full = {

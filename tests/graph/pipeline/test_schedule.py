@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.named import known
+from dask_ferro.graph.pipeline.named import schedule as by_name
 from dask_ferro.graph.pipeline.schedule import Schedule, problems
 from tests.each import every
 from tests.graph.pipeline.schedules import SIZES as ANY_SIZES
@@ -134,7 +134,7 @@ def test_steps_rise_along_lists_and_edges(one):
 
 
 def test_a_schedule_is_printed_by_steps():
-    assert str(known("zb-h1", 2, 2)).splitlines() == [
+    assert str(by_name("zb-h1", 2, 2)).splitlines() == [
         "stage 0  0F0 0F1   . 0I0 0W0 0I1 0W1",
         "stage 1    . 1F0 1I0 1F1 1I1 1W0 1W1",
     ]
@@ -159,31 +159,31 @@ def test_wrong_texts_are_told_by_stage_and_action():
 @every(
     ("one", "rows"),
     [
-        pytest.param(known("gpipe", 2, 3), ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
+        pytest.param(by_name("gpipe", 2, 3), ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
             id="gpipe: all forwards, then all backwards"),
-        pytest.param(known("1f1b", 3, 4),
+        pytest.param(by_name("1f1b", 3, 4),
             ["0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3", "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3"],
             id="1f1b: p - s forwards, then in turn, from micro-batch 0 on every stage"),
-        pytest.param(known("zb-h1", 3, 4), ["0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+        pytest.param(by_name("zb-h1", 3, 4), ["0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
             "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3", "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3"],
             id="zb-h1: W(i) directly after I(i + s)"),
-        pytest.param(known("interleaved", 2, 4), ["0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
+        pytest.param(by_name("interleaved", 2, 4), ["0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3",
             "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"],
             id="interleaved: p micro-batches through a chunk, then the next chunk"),
-        pytest.param(known("zb-v", 2, 3), ["0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
+        pytest.param(by_name("zb-v", 2, 3), ["0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
             "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2"], id="zb-v: down and up again"),
-        pytest.param(known("dualpipe-v", 2, 4), [
+        pytest.param(by_name("dualpipe-v", 2, 4), [
             "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3",
             "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3"],
             id="dualpipe-v: a forward of one chunk, a backward of the other"),
-        pytest.param(known("interleaved", 2, 3), ["0F0 0F1 0F2 2F0 2F1 2F2 2B0 2B1 2B2 0B0 0B1 0B2",
+        pytest.param(by_name("interleaved", 2, 3), ["0F0 0F1 0F2 2F0 2F1 2F2 2B0 2B1 2B2 0B0 0B1 0B2",
             "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1B0 1B1 1B2"], id="interleaved: one round of three on two stages"),
-        pytest.param(known("interleaved", 2, 5), [
+        pytest.param(by_name("interleaved", 2, 5), [
             "0F0 0F1 0F2 2F0 2F1 2F2 2B0 0F3 2B1 0F4 2B2 2F3 0B0 2F4 0B1 0B2 2B3 2B4 0B3 0B4",
             "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1F3 1B0 1F4 1B1 3F3 1B2 3F4 3B3 3B4 1B3 1B4"],
             id="interleaved: rounds of three and two"),
-        pytest.param(known("1f1b", 3, 1), ["0F0 0B0", "1F0 1B0", "2F0 2B0"], id="fewer micro-batches than stages"),
-        pytest.param(known("gpipe", 2, 3).forward(), ["0F0 0F1 0F2", "1F0 1F1 1F2"], id="inference"),
+        pytest.param(by_name("1f1b", 3, 1), ["0F0 0B0", "1F0 1B0", "2F0 2B0"], id="fewer micro-batches than stages"),
+        pytest.param(by_name("gpipe", 2, 3).forward(), ["0F0 0F1 0F2", "1F0 1F1 1F2"], id="inference"),
     ],
 )  # fmt: skip
 def test_the_list_is(one, rows):
@@ -206,7 +206,7 @@ def test_the_list_is(one, rows):
     ],
 )  # fmt: skip
 def test_peak_live_activations(name, chunks, kept, p, m):
-    one = known(name, p, m, chunks)
+    one = by_name(name, p, m, chunks)
     assert one.peaks == tuple(kept(p, m, s) for s in range(p))
     assert one.peaks == activations(name, p, m, chunks)
     assert one.chunks == chunks * p
@@ -246,7 +246,7 @@ def test_every_known_schedule_is_complete_and_in_order_and_keeps_its_bound(size)
 )  # fmt: skip
 def test_schedules_that_do_not_exist_are_refused(arguments, problem):
     with pytest.raises(ConfigError, match=problem):
-        known(*arguments)
+        by_name(*arguments)
 
 
 # ---- the waits that keep them -----------------------------------------------------------------------------
@@ -255,10 +255,10 @@ def test_schedules_that_do_not_exist_are_refused(arguments, problem):
 @pytest.mark.parametrize(
     ("one", "wanted"),
     [
-        pytest.param(known("gpipe", 2, 4), [], id="gpipe has no order to keep"),
-        pytest.param(known("1f1b", 2, 4).forward(), [], id="nor has inference"),
+        pytest.param(by_name("gpipe", 2, 4), [], id="gpipe has no order to keep"),
+        pytest.param(by_name("1f1b", 2, 4).forward(), [], id="nor has inference"),
         # On the last stage every backward waits for the forward before it, which is its own.
-        pytest.param(known("1f1b", 2, 2), ["0F0 0F1", "0F1 0B0", "0B0 0B1", "1B0 1F1"],
+        pytest.param(by_name("1f1b", 2, 2), ["0F0 0F1", "0F1 0B0", "0B0 0B1", "1B0 1F1"],
             id="an action waits for the one before it, unless it needs that anyway"),
         pytest.param(schedule("0F0 0F1 1F0 1B0 1F1 1I1 1W1 0B0 0F2 0B1 1F2 1B2 0B2"),
             ["1B0 1F1", "1W1 0F2", "0B0 1F2"], id="of several chunks and split backwards, a forward waits for room"),

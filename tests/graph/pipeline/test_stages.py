@@ -15,7 +15,7 @@ from dask_ferro.engines.executable import nodes_between
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.pipeline.stages import balanced, staged
+from dask_ferro.graph.pipeline.stages import balance, cut_stages
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import build
@@ -29,7 +29,7 @@ NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
 
 
 def cut(net, chunks, signals=None, params=True):
-    found = staged({"loss": net.loss}, net.params if params else None, chunks=chunks, signals=signals)
+    found = cut_stages({"loss": net.loss}, net.params if params else None, chunks=chunks, signals=signals)
     return found, load(ir.to_proto(found.model)).model
 
 
@@ -70,7 +70,7 @@ def run_chunks(model, cuts, known):
     ],
 )
 def test_cuts(weights, crossing, pieces_, starts):
-    assert balanced(weights, crossing, pieces_) == starts
+    assert balance(weights, crossing, pieces_) == starts
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,7 +78,7 @@ def test_cuts(weights, crossing, pieces_, starts):
 def test_a_piece_is_heavier_than_its_share_by_one_item_at_most(weights, data):
     count = data.draw(st.integers(1, len(weights)))
     crossing = data.draw(st.lists(st.integers(0, 9), min_size=len(weights) - 1, max_size=len(weights) - 1))
-    starts = balanced(weights, crossing, count)
+    starts = balance(weights, crossing, count)
     assert starts[0] == 0
     assert list(starts) == sorted(set(starts))
     assert len(starts) == count
@@ -160,7 +160,7 @@ def test_what_another_chunk_reads_is_sent_and_no_weight_gradient_is(name, chunks
 def test_a_parameter_that_the_loss_does_not_reach_has_zeros():
     net = mlp(layers=2)
     idle = asarray(np.ones(3), name="idle")
-    found = staged({"loss": net.loss}, [net.params, idle], chunks=2)
+    found = cut_stages({"loss": net.loss}, [net.params, idle], chunks=2)
     model = load(ir.to_proto(found.model)).model
     parts = run_chunks(model, pieces(model, 2), found.bound | net.batch(2))
     assert parts[found.grads[-1]].tolist() == [0.0, 0.0, 0.0]
@@ -168,7 +168,7 @@ def test_a_parameter_that_the_loss_does_not_reach_has_zeros():
 
 def test_a_parameter_given_twice_is_one_input():
     net = tied()
-    found = staged({"loss": net.loss}, [net.params["w"], net.params["scale"], net.params["w"]], chunks=2)
+    found = cut_stages({"loss": net.loss}, [net.params["w"], net.params["scale"], net.params["w"]], chunks=2)
     assert found.params == ("w", "scale", "w")
 
 
@@ -193,4 +193,4 @@ def test_signals_that_cannot_be_stages_are_refused(signals, said):
 
 def test_fewer_nodes_than_chunks_are_refused():
     with pytest.raises(ConfigError, match="got 1 nodes to cut into 2 chunks"):
-        staged({"y": nn.relu(argument("x", ("N",)))}, None, chunks=2)
+        cut_stages({"y": nn.relu(argument("x", ("N",)))}, None, chunks=2)

@@ -12,7 +12,8 @@ import pytest
 from torch.distributed.pipelining import schedules as theirs
 
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.pipeline.named import NAMES, known, usual_chunks
+from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from dask_ferro.graph.pipeline.named import schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 from tests.each import every
 
@@ -58,19 +59,19 @@ def read(order, name="theirs"):
 def test_our_lists_are_theirs(name):
     for p, m in SIZES:
         order = generated(name, p, m, usual_chunks(name)).pipeline_order
-        assert read(order).stages == known(name, p, m).stages
+        assert read(order).stages == named_schedule(name, p, m).stages
 
 
 @pytest.mark.parametrize("chunks", [3, 4])
 def test_our_lists_of_more_chunks_are_theirs(chunks):
     for p, m in ((3, 6), (4, 6)):
         order = generated("interleaved", p, m, chunks).pipeline_order
-        assert read(order).stages == known("interleaved", p, m, chunks).stages
+        assert read(order).stages == named_schedule("interleaved", p, m, chunks).stages
 
 
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_our_gpipe_is_theirs(p, m):
-    assert read(of_one(theirs.ScheduleGPipe, p, m)).stages == known("gpipe", p, m).stages
+    assert read(of_one(theirs.ScheduleGPipe, p, m)).stages == named_schedule("gpipe", p, m).stages
 
 
 def test_their_1f1b_is_refused_as_its_last_stage_counts_from_one():
@@ -79,7 +80,7 @@ def test_their_1f1b_is_refused_as_its_last_stage_counts_from_one():
         ConfigError, match=r"chunk 3, micro-batch 0: got B,(.|\n)*chunk 3, micro-batch 8: got F,"
     ):
         read(order)
-    found, ours = lists(order), known("1f1b", 4, 8).stages
+    found, ours = lists(order), named_schedule("1f1b", 4, 8).stages
     assert found[:3] == [list(map(str, row)) for row in ours[:3]]
     # Once torch counts from 0 this test fails, and 1F1B is a case of `test_our_lists_are_theirs`.
     assert found[3][0] == "3F1"
@@ -105,7 +106,7 @@ def test_our_lists_run_by_theirs_too(name):
 
 
 def _check_lists(name, p, m):
-    one = known(name, p, m)
+    one = named_schedule(name, p, m)
     order = {rank: [theirs._Action.from_str(str(a)) for a in row] for rank, row in enumerate(one.stages)}
     homes = theirs._validate_schedule(order, p, p * usual_chunks(name), m)
     assert homes == dict(one.stage_of)

@@ -22,7 +22,7 @@ from dask_ferro.graph.parallel.apply import apply
 from dask_ferro.graph.tensor.emit import build, save_onnx
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import argument, asarray, constant_of
-from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallel
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute

@@ -13,8 +13,8 @@ from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.calls import member_tuples
+from dask_ferro.lower.ranks.sharded import CallOutputs, gather
 from dask_ferro.lower.ranks.spmd import Ranks
 
 FOLLOW = {"next w": "w", "next b": "b"}

@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 from dask.base import collections_to_expr
+from dask.core import flatten
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.flow.member import share_of
@@ -15,10 +16,9 @@ from dask_ferro.flow.run import MEMBER
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts
 from dask_ferro.lower.bundled.expression import BundledGraph
-from dask_ferro.lower.ranks.call_outputs import CallOutputs, member_tuples
+from dask_ferro.lower.ranks.calls import member_tuples
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.repeat import successive_calls
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded import CallOutputs, gather
 from tests.lower.ranks.test_call_outputs import DATA, FOLLOW, ranks_of, step, walk
 
 __all__ = ["step"]
@@ -28,9 +28,9 @@ PLANS = [(None, False), (DATA, False), (DATA, True)]
 
 
 def calls(ranks, held, counts, rng):
-    """Return what `successive_calls` gives for so many calls, after those before."""
+    """Return what `successive` gives for so many calls, after those before."""
     each = [{"x": rng.standard_normal((4, 3), "f4")} for _ in range(counts)]
-    return successive_calls(ranks, [{**each[0], **held}, *each[1:]], READS)
+    return ranks.successive([{**each[0], **held}, *each[1:]], READS)
 
 
 def named(outputs):
@@ -77,7 +77,7 @@ def submitted(ranks, step, count, monkeypatch, members):
     outputs = named(calls(ranks, step.bound, count, np.random.default_rng(0)))
     collection = CallOutputs(member_tuples(outputs, [], ranks.workers))
     expr = collections_to_expr([collection]).optimize()
-    graph = BundledGraph(expr, collection.__dask_keys__(), "s", False)
+    graph = BundledGraph(expr, list(flatten(collection.__dask_keys__())), "s", False)
     sent = dumps(graph)
     return pickle.loads(sent), len(sent)
 

@@ -12,18 +12,19 @@ from hypothesis import given, settings
 
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.pipeline.named import NAMES, known
+from dask_ferro.graph.pipeline.named import NAMES
+from dask_ferro.graph.pipeline.named import schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.pipeline.pipeline import Pipeline
+from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.pipeline import Pipeline
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
 from tests.graph.pipeline.schedules import feasible
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
-from tests.lower.pipeline.runs import M, check_activations, same, whole_model
+from tests.lower.ranks.runs import M, actions_of, check_activations, same, whole_model
 
 NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
 
@@ -208,8 +209,10 @@ def test_options_that_do_not_go_together(options, said):
     ("change", "said"),
     [
         pytest.param({"x": np.ones((7, 6))}, r"got rows \{.*7.*\}, wanted one number; name in", id="rows that differ"),
-        pytest.param({n: np.ones((3, 6)) for n in "xt"}, "a row or more for each of the 4 micro-batches",
+        pytest.param({n: np.ones((3, 6)) for n in "xt"}, "got 3 rows of t, x, wanted a multiple of the 4 micro-batches",
             id="fewer rows than micro-batches"),
+        pytest.param({n: np.ones((14, 6)) for n in "xt"}, "got 14 rows of t, x, wanted a multiple of the 4",
+            id="rows that the micro-batches do not divide"),
         pytest.param({"x": None}, "carries the batch and has no rows", id="no array"),
         pytest.param({"y": np.ones(3)}, "unknown input 'y'; the model takes x.* t", id="a name that is not there"),
         pytest.param({"x": np.ones((12, 5))}, "has 5 on axis 1, wanted 6", id="another width"),
@@ -243,12 +246,13 @@ def test_gradients_of_a_micro_batch_are_added_by_one_task_a_stage():
 
 def test_an_action_waits_for_the_one_before_it():
     model = sleeping(3, 0.0)
-    run = Pipeline(model, known("1f1b", 3, 5), [0, 1, 2])(np.zeros((5, 1), np.float32))
+    run = Pipeline(model, named_schedule("1f1b", 3, 5), [0, 1, 2])(np.zeros((5, 1), np.float32))
     tasks = run.__dask_graph__()
     waits = {}
-    for key, (action, _) in run.actions.items():
+    actions = actions_of(run)
+    for key, (action, _) in actions.items():
         if key[0].startswith("forward-"):
-            others = [run.actions[k][0] for k in tasks[key].dependencies]
+            others = [actions[k][0] for k in tasks[key].dependencies]
             waits[action.chunk, action.micro_batch] = {(a.chunk, a.micro_batch) for a in others}
     assert [waits[0, i] for i in range(5)] == [set(), {(0, 0)}, {(0, 1)}, {(0, 0)}, {(0, 1)}]
     assert [waits[1, i] for i in range(3)] == [{(0, 0)}, {(0, 1), (1, 0)}, {(0, 2), (1, 0)}]

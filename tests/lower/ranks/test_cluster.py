@@ -13,15 +13,16 @@ from emulated.sleeping import sleeping
 
 import dask_ferro as ff
 from dask_ferro.graph.pipeline.action import Action
-from dask_ferro.graph.pipeline.named import known
+from dask_ferro.graph.pipeline.named import schedule as named_schedule
 from dask_ferro.graph.tensor.optim import Adam
 from dask_ferro.lower.client import written_for
-from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.pipeline.pipeline import Pipeline
+from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.pipeline import Pipeline
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
-from tests.lower.pipeline.runs import (
+from tests.lower.ranks.runs import (
     M,
+    actions_of,
     equal,
     inner_tasks,
     killed_in_a_flow,
@@ -38,8 +39,9 @@ KINDS = ("forward", "backward", "input_grad", "weight_grad")
 def order_of(client, run):
     """The actions that each worker computed, in order, and the value."""
     ran, value = inner_tasks(client, run.compute)
+    actions = actions_of(run)
     rows = {
-        worker: tuple(run.actions[key][0] for key in keys if key[0].rpartition("-")[0] in KINDS)
+        worker: tuple(actions[key][0] for key in keys if key[0].rpartition("-")[0] in KINDS)
         for worker, keys in ran.items()
     }
     return [rows[worker] for worker in workers_of(client)], value
@@ -60,18 +62,18 @@ def test_four_processes_keep_the_exact_order_of_the_list(four, name):
 
 
 def pipeline_of(name):
-    return known(name, 4, 6)
+    return named_schedule(name, 4, 6)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("schedule", "rows"),
     [
-        ("1f1b", 14),
+        ("1f1b", 12),
         ("interleaved", 12),
         ("zb-h1", 12),
         ("zb-v", 12),
-        ("dualpipe-v", 14),
+        ("dualpipe-v", 16),
     ],
 )
 def test_workers_give_the_bits_of_one_process(four, schedule, rows):

@@ -21,12 +21,12 @@ from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallel
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, alike, flat, workers_of
+from tests.lower.ranks.runs import M, alike, flat, workers_of
 from tests.waiting import WHOLE_S, until
 
 LAYERS, STAGES = 4, [["layer0", "layer1"], ["layer2", "layer3"]]
@@ -170,7 +170,7 @@ def test_an_optimizer_that_wants_all_gradients_moves_none_of_them():
         for got, value in zip(flat(found), flat(wanted), strict=True):
             np.testing.assert_allclose(got, value, rtol=1e-10, atol=1e-12)
     update = step.graphs(2).end
-    made = {name: site for name, (_, site) in update.source.home.items()}
+    made = {name: s.site for s in update.pieces.segments for name in s.outputs}
     crossing = [
         name for s in update.pieces.segments for name in s.inputs if name in made and made[name] != s.site
     ]

@@ -15,12 +15,12 @@ from dask_ferro.graph.parallel.autoplan import plan as proposals
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, price
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.pipeline.parallel import parallel
-from dask_ferro.lower.ranks.sharded import merged
+from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.sharded import CallOutputs
 from dask_ferro.policy.estimates import SAME_HOST
 from dask_ferro.train.update import ENDS, ROWS, BatchUpdate
 from tests.each import every
-from tests.lower.pipeline.runs import alike, flat
+from tests.lower.ranks.runs import alike, flat
 from tests.waiting import WHOLE_S
 
 DATA = {"mesh": {"data": 2}, "inputs": {"x": 0}}
@@ -69,7 +69,10 @@ def steps(step, given, count):
 
 def of_first_rank(arrays):
     """The parts of arrays on rank 0."""
-    held = dask.get(dict(merged(arrays)), [array.keys[0] for array in arrays])
+    held = dask.get(
+        dict(CallOutputs({str(i): one for i, one in enumerate(arrays)}).__dask_graph__()),
+        [array.keys[0] for array in arrays],
+    )
     items = [array.items[0] for array in arrays]
     return [value if item < 0 else value[item] for value, item in zip(held, items, strict=True)]
 

@@ -20,13 +20,13 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument
-from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallel
 from dask_ferro.lower.ranks.sharded import whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied
 from tests.graph.pipeline.schedules import feasible
-from tests.lower.pipeline.runs import M, check_activations, inner_tasks, killed_in_a_flow, same
+from tests.lower.ranks.runs import M, actions_of, check_activations, inner_tasks, killed_in_a_flow, same
 from tests.pairs import all_pairs
 
 LAYERS = 4
@@ -118,12 +118,13 @@ def test_the_stages_of_a_plan_are_the_chunks(reference):
 
 
 def layer_of(run):
-    return run.loss.graph.layers[run.loss.top]
+    graph, top, _ = run.loss.tasks.written()
+    return graph.layers[top]
 
 
 def annotations(run):
     about = layer_of(run).annotations["ferro_about"]
-    return [found for key in run.actions if (found := about(key)) is not None]
+    return [found for key in actions_of(run) if (found := about(key)) is not None]
 
 
 def test_losses_are_summed_if_asked_and_dask_arrays_are_cut(reference):
@@ -221,11 +222,12 @@ def test_ranks_of_stages_run_on_their_workers(four, reference, schedule):
     step = parallel(net.loss, params=net.params, micro_batches=M, schedule=schedule, plan=on(plan, *groups))
     run = step(batch)
     ran, value = inner_tasks(four, run.compute)
+    actions = actions_of(run)
     same(value, wanted)
     known = four.scheduler_info(n_workers=-1)["workers"]
     for address, keys in ran.items():
         assert keys
-        for action, rank in map(run.actions.__getitem__, keys):
+        for action, rank in map(actions.__getitem__, keys):
             assert known[address]["name"] == groups[step.schedule.stage_of[action.chunk]][rank]
 
 

@@ -15,10 +15,10 @@ from dask_ferro.flow.run import MEMBER
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument
-from dask_ferro.lower.pipeline.parallel import parallel
 from dask_ferro.lower.ranks import rank_assignment, spmd_tasks
+from dask_ferro.lower.ranks.parallel import parallel
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import M, alike, flat
+from tests.lower.ranks.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
 
 
@@ -144,14 +144,6 @@ def homes_of(run):
 
 
 # ---- what Dask makes of it ---------------------------------------------------------------------------------
-
-
-def test_a_persisted_step_keeps_its_actions_and_a_step_has_no_gradients():
-    net, step = training(SGD(0.1))
-    run = step(net.batch(2 * M))
-    held = run.persist(scheduler="sync")
-    assert held.actions == run.actions
-    assert run.gradients is None
 
 
 @pytest.mark.parametrize("cut", [{"stages": 2, "micro_batches": M}, {}], ids=["two stages", "one graph"])

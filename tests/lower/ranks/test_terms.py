@@ -2,7 +2,7 @@
 
 plan  x  micro-batches            collectives of a step, counted along each axis, and gradients
 plan  x  optimizer                collectives, and parameters after two steps
-{metrics, half precision, rows that ranks cannot always split}
+{metrics, half precision}
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dask_ferro.graph.sharding.spmd import RANKS
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallel
 from tests.each import every
 
 WIDTH, ROWS = 8, 32
@@ -183,20 +183,3 @@ def test_gradients_of_half_precision_are_widened_before_they_are_added(m, half):
     for name, value in wanted.params.items():
         assert found.params[name].dtype == np.float32
         np.testing.assert_allclose(found.params[name], value, atol=2e-2)
-
-
-def test_rows_that_only_some_micro_batches_split_are_reduced_in_each():
-    """Of seven rows in two micro-batches, the three are whole on each rank: they have no terms."""
-    p = parameters()
-    loss = nn.mse_loss(*outputs_of(p))
-    plan = {"layer0": {"shard": {"axis": 0, "workers": [0, 1], "replicated": False}}}
-    step, alone = (parallel(loss, how, p, micro_batches=2, optimizer=SGD(0.1)) for how in (plan, None))
-    lies = {}
-    for rows in (8, 7):
-        run = step(batch_of(rows))
-        found, wanted = (one.compute(scheduler="sync") for one in (run, alone(batch_of(rows))))
-        lies[rows] = run.loss.port.layout
-        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-12)
-        for name, value in wanted[1].items():
-            np.testing.assert_allclose(found[1][name], value, rtol=1e-10, atol=1e-12)
-    assert lies == {8: (Partial("mean"),), 7: (Replicate(),)}

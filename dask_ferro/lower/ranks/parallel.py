@@ -4,7 +4,7 @@
 
 A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or of outputs.  Gradients of
 micro-batches are added in the order of micro-batches, whatever the schedule, so every schedule gives the same bits.
-`step_tasks` defines the tasks.
+`scheduled` defines the tasks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from dask_ferro.errors import ConfigError
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
 from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
-from dask_ferro.graph.pipeline.named import known, usual_chunks
+from dask_ferro.graph.pipeline.named import schedule as named_schedule
+from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import LOSS, Signals, staged
+from dask_ferro.graph.pipeline.stages import LOSS, Signals, cut_stages
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph, whole_step
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
-from dask_ferro.lower.pipeline.pipeline import Pipeline
+from dask_ferro.lower.ranks.pipeline import Pipeline
 from dask_ferro.lower.worker.models import limits
 
 
@@ -69,8 +70,8 @@ def parallel(
         Arguments that it reads (a learning rate that changes) are inputs of each call, by name.  A step of one stage
         and one micro-batch is one graph.
     micro_batches : int, optional
-        The number of parts of a batch; 1 by default.  Parts have the same rows, or the first ones have one more; a
-        batch has at least one row for each.  A complete schedule has its own number.
+        The number of parts of a batch, which have the same rows; 1 by default.  A batch of other rows is refused.  A
+        complete schedule has its own number.
     schedule : str or Schedule, optional
         The order of the stages' actions: a name that `schedule` takes, or a schedule; "1f1b" by default.
     chunks : int, optional
@@ -83,7 +84,7 @@ def parallel(
         The arguments whose axis 0 is the batch; by default the first one, and all whose axis 0 has the same name or
         size.
     reduction : {"mean", "sum"}, optional
-        How the losses of micro-batches are combined into the loss of the batch; a mean is weighted by their rows.
+        How the losses of micro-batches are combined into the loss of the batch.
     workers : sequence of str or int, optional
         The address or name of each stage's worker, or its number in the order of names; by default the cluster's
         workers, in the order of names.
@@ -113,8 +114,18 @@ def parallel(
     >>> step = parallel(loss, None, weights, optimizer=SGD(ff.argument("rate", ())))  # doctest: +SKIP
     >>> now = step(x=images, labels=labels, rate=0.1).submit()  # doctest: +SKIP
     """
-    _check_options(reduction, params, optimizer)
-    sharding = _sharding(plan)
+    if reduction not in ("mean", "sum"):
+        raise ConfigError(f"parallel: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
+    if optimizer is not None and params is None:
+        raise ConfigError("parallel: optimizer: there are no parameters; pass params too")
+    if params is not None and not pytree.leaves(params):
+        raise ConfigError(
+            "parallel: params: got no tensors, wanted those to differentiate with respect to; leave it out to run"
+            " forwards alone"
+        )
+    sharding = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
+    if sharding is not None and not sharding.enabled:
+        sharding = None
     outputs = _outputs(graph, params)
     # A complete schedule has its own numbers.
     if sharding is not None and not isinstance(schedule, Schedule):
@@ -125,7 +136,7 @@ def parallel(
     if stages is None and sharding is not None and sharding.has_stages:
         stages = plan_signals(outputs, params, sharding)
     order = _schedule("1f1b" if schedule is None else schedule, stages, micro_batches, chunks)
-    trains = any(action.kind != "F" for action in order.actions)
+    trains = any(order.peaks)
     # Without parameters nothing is differentiated: only the forwards of the lists are kept.
     if params is None:
         order = order.forward() if trains else order
@@ -135,34 +146,24 @@ def parallel(
         )
     signals = None if stages is None or isinstance(stages, int) else stages
     update: UpdateGraph | None = None
-    if optimizer is not None and (order.chunks, order.micro_batches) == (1, 1):
+    if optimizer is not None and params is not None and (order.chunks, order.micro_batches) == (1, 1):
         model, update = whole_step(outputs, params, optimizer)
     else:
-        model = staged(outputs, params, chunks=order.chunks, signals=signals)
-        if optimizer is not None:
+        model = cut_stages(outputs, params, chunks=order.chunks, signals=signals)
+        if optimizer is not None and params is not None:
             update = update_graph(optimizer, params, model.params, model.grads)
     # Tensors are not sent to workers.
-    form = None if params is None else pytree.like(params, range(len(pytree.leaves(params))))
-    how: dict[str, Any] = {"reduction": reduction, "workers": workers, "batched": batched}
-    return Pipeline(model, order, form, update=update, plan=sharding, **how)
-
-
-def _check_options(reduction: str, params: Tree | None, optimizer: Optimizer | None) -> None:
-    if reduction not in ("mean", "sum"):
-        raise ConfigError(f"parallel: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
-    if optimizer is not None and params is None:
-        raise ConfigError("parallel: optimizer: there are no parameters; pass params too")
-    if params is not None and not pytree.leaves(params):
-        raise ConfigError(
-            "parallel: params: got no tensors, wanted those to differentiate with respect to; leave it out to run"
-            " forwards alone"
-        )
-
-
-def _sharding(plan: Any) -> PlanFile | None:
-    """Return the plan if one is given and enabled."""
-    found = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
-    return None if found is None or not found.enabled else found
+    form = None if params is None else pytree.mapped(lambda _: 0, params)
+    return Pipeline(
+        model,
+        order,
+        form,
+        update=update,
+        plan=sharding,
+        reduction=reduction,
+        workers=workers,
+        batched=batched,
+    )
 
 
 def _schedule(
@@ -171,29 +172,29 @@ def _schedule(
     if not isinstance(schedule, Schedule):
         parts, count = micro_batches if micro_batches is not None else 1, 1 if stages is None else stages
         if isinstance(count, int):
-            return known(schedule, count, parts, chunks)
+            return named_schedule(schedule, count, parts, chunks)
         each = usual_chunks(schedule) if chunks is None else chunks
         if not isinstance(each, int) or each < 1 or len(count) % each:
             raise ConfigError(
                 f"schedule {schedule!r}: got {len(count)} signals, wanted a multiple of the {each} chunks of each stage"
             )
-        return known(schedule, len(count) // each, parts, chunks)
+        return named_schedule(schedule, len(count) // each, parts, chunks)
     # A schedule's lists fix its counts; a different count given beside them is a mistake in one of the two.
-    _check_count("micro_batches", micro_batches, schedule.micro_batches, schedule)
     if chunks is not None:
         raise ConfigError(
             f"schedule {schedule.name!r}: chunks: got {chunks!r}, but its lists define them; leave it out"
         )
+    counts = [("micro_batches", micro_batches, schedule.micro_batches)]
     if isinstance(stages, int):
-        _check_count("stages", stages, len(schedule.stages), schedule)
+        counts.append(("stages", stages, len(schedule.stages)))
     elif stages is not None:
-        _check_count("signals", len(stages), schedule.chunks, schedule)
+        counts.append(("signals", len(stages), schedule.chunks))
+    for what, got, has in counts:
+        if got is not None and got != has:
+            raise ConfigError(
+                f"schedule {schedule.name!r}: {what}: got {got}, but it has {has}; leave it out"
+            )
     return schedule
-
-
-def _check_count(what: str, got: int | None, has: int, schedule: Schedule) -> None:
-    if got is not None and got != has:
-        raise ConfigError(f"schedule {schedule.name!r}: {what}: got {got}, but it has {has}; leave it out")
 
 
 def _outputs(graph: Any, params: Tree | None) -> dict[str, Tensor]:

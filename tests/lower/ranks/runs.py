@@ -96,6 +96,13 @@ def shares_of(run, stages, ranks=1):
     return sorted(found, key=lambda share: share.member)
 
 
+def actions_of(run):
+    """The schedule's action that each task of a run is part of, and its rank."""
+    write = run.arrays[next(iter(run.arrays))].tasks._write
+    tasks, _ = write.func.__self__.tasks(*write.args)
+    return {key: (action, tasks.home[key][0]) for key, action in tasks.action.items()}
+
+
 def walked(shares, look, seed=0):
     """Run members in a random order; `look` gets each run and the number of its member after each task."""
     runs = [FlowRun([share.member]) for share in shares]
@@ -116,14 +123,14 @@ def walked(shares, look, seed=0):
 
 def check_activations(run, schedule, ranks=1, seed=0):
     """Assert that each member keeps as many forwards for their backwards as the table says, and nothing at the end."""
-    shares = shares_of(run, len(schedule.stages), ranks)
+    shares, actions = shares_of(run, len(schedule.stages), ranks), actions_of(run)
     backwards = [
         {
             key
             for task in share.tasks
-            if run.actions[task.key][0].kind != "F"
+            if actions[task.key][0].kind != "F"
             for key in task.call.dependencies
-            if run.actions[key][0].kind == "F"
+            if actions[key][0].kind == "F"
         }
         for share in shares
     ]
@@ -131,7 +138,7 @@ def check_activations(run, schedule, ranks=1, seed=0):
 
     def look(flow, member):
         stage = member // ranks
-        there = {run.actions[key][0] for key in flow._values if key in backwards[member]}
+        there = {actions[key][0] for key in flow._values if key in backwards[member]}
         own = sum(schedule.stage_of[action.chunk] == stage for action in there)
         most[member] = max(most[member], own)
 

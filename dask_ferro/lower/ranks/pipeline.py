@@ -15,34 +15,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import ConfigError
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.parallel.config import PlanFile
-from dask_ferro.graph.parallel.pipeline_ranks import plan_workers, row_ranks, sharded, unsharded
-from dask_ferro.graph.parallel.update_ranks import sharded_update
+from dask_ferro.graph.parallel.pipeline_ranks import one_rank_step, plan_workers, shard_step, shard_update
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, Staged
-from dask_ferro.graph.pipeline.update import UpdateGraph, after
-from dask_ferro.graph.sharding.node_placement import CHUNK
+from dask_ferro.graph.pipeline.update import UpdateGraph, next_name
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.pipeline.batch import arrays_like, carriers, cut_rows
-from dask_ferro.lower.pipeline.run import PipelineRun, RunForm, Step, of_micro_batch
-from dask_ferro.lower.pipeline.step_tasks import BatchCall, RankGraphs
 from dask_ferro.lower.prepared.prepared import open_model
-from dask_ferro.lower.ranks.call_outputs import member_tuples
-from dask_ferro.lower.ranks.calls import RankFunction
-from dask_ferro.lower.ranks.collection import Arrays
+from dask_ferro.lower.ranks.calls import RankFunction, member_tuples
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
-from dask_ferro.lower.ranks.repeat import successive_calls
+from dask_ferro.lower.ranks.run import PipelineRun, RunForm, Step, micro_batch_name
+from dask_ferro.lower.ranks.scheduled import ScheduledRanks
+from dask_ferro.lower.ranks.sharded import Arrays
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.signature import (
     Signature,
@@ -58,21 +54,18 @@ from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 _NAMED = "name in batched=[...] the inputs that carry the batch, if not these"
 
 
+class RankGraphs(NamedTuple):
+    """The graphs of all ranks: of a micro-batch, and of an optimizer's step that is not in it."""
+
+    step: Ranks
+    end: Ranks | None
+
+
 class Pipeline:
     """A model cut into chunks, and the schedule of their actions.  Created by `parallel`.
 
-    Parameters
-    ----------
-    model : Staged
-    schedule : Schedule
-    form : tree of int
-        The form of the parameters, with a position in place of each tensor; None without parameters.
-    update : UpdateGraph, optional
-        The optimizer's step.
-    plan : PlanFile, optional
-        How values are split in each stage; by default a stage is one rank.
-    reduction, workers, batched
-        As `parallel` takes them.
+    `form` is the tree of the parameters with a leaf for each; None without parameters.  Without a plan a stage is one
+    rank.  `reduction`, `workers` and `batched` are as `parallel` takes them.
 
     Attributes
     ----------
@@ -81,13 +74,6 @@ class Pipeline:
         Names of the inputs that are neither parameters nor state: the model's, then the optimizer's.
     batch : frozenset of str
         Those that carry the batch.
-
-    Raises
-    ------
-    ConfigError
-        Names in `batched` that the model does not have, or an optimizer that reads an argument that carries the batch.
-    UnsupportedOp
-        A node that no engine computes.
     """
 
     def __init__(
@@ -103,7 +89,8 @@ class Pipeline:
         batched: Sequence[str] | None = None,
     ) -> None:
         self.schedule, self._model, self._update, self._plan = schedule, model, update, plan
-        self._params_form, self._reduction = form, reduction
+        self._params_form = form
+        self._divisor = 1 if reduction == "sum" else schedule.micro_batches
         self._opened = open_model(model.model)
         self._is_whole = update is not None and update.model is None
         signature = self._opened.signature
@@ -112,7 +99,7 @@ class Pipeline:
         of_step = {spec.name: spec for spec in signature.inputs}
         specs = of_step | {spec.name: spec for spec in end if spec.name not in of_step}
         own = {n: spec for n, spec in specs.items() if n not in {*model.params, *grads, *state}}
-        self.batch = carriers({name: spec.shape for name, spec in own.items() if name in of_step}, batched)
+        self.batch = _carriers({name: spec.shape for name, spec in own.items() if name in of_step}, batched)
         # An update runs once a step and reads one value; a batch would give it one for each micro-batch.
         if cut := sorted(self.batch.intersection(spec.name for spec in end)):
             raise ConfigError(
@@ -121,10 +108,10 @@ class Pipeline:
             )
         carries = tuple(name in signature.carried for name in own)
         self._own = Signature(tuple(own.values()), (), signature.batch, carries, ())
-        self._params = _taken_whole([specs[name] for name in model.params])
+        self._params = _uncut([specs[name] for name in model.params])
         places = pytree.paths({} if update is None else update.form)
         # In words of the tree: "state['step']".
-        self._state = _taken_whole(
+        self._state = _uncut(
             [
                 specs[name]._replace(name=f"state{pytree.named(path)}")
                 for name, (path, _) in zip(state, places, strict=True)
@@ -135,10 +122,8 @@ class Pipeline:
         self._bound = {name: value for name, value in bound.items() if name in own}
         self._form = self._run_form()
         numbered = None if plan is None else plan_workers(plan, len(schedule.stages))
-        self._wanted = workers if workers is not None else numbered
-        self._ranks_of_rows: dict[int, int] = {}
-        self._made: dict[tuple[int, frozenset[str]], RankGraphs] = {}
-        self._calls: dict[tuple[int, ...], RankFunction] = {}
+        self._worker_names = workers if workers is not None else numbered
+        self._graphs: dict[int, RankGraphs] = {}
 
     def __repr__(self) -> str:
         by = "" if self._plan is None else f"\nby {self._plan.source}"
@@ -146,21 +131,17 @@ class Pipeline:
 
     def _run_form(self) -> RunForm:
         outputs = [spec.name for spec in self._opened.signature.outputs]
-        title = f"{self.schedule.chunks} chunks, {self.schedule.name}"
         if self._params_form is None:
             m = self.schedule.micro_batches
-            names = tuple(of_micro_batch(name, i) for name in outputs for i in range(m))
-            return RunForm(names, dict.fromkeys(outputs, (0,) * m), (), title)
+            names = tuple(micro_batch_name(name, i) for name in outputs for i in range(m))
+            return RunForm(names, dict.fromkeys(outputs, (0,) * m), ())
         update = self._update
-        results = self._model.grads if update is None else tuple(map(after, update.kept))
+        results = self._model.grads if update is None else tuple(map(next_name, update.carry))
         metrics = tuple(name for name in outputs if name not in (LOSS, *self._model.grads, *results))
-        names, count = (LOSS, *results, *metrics), len(list(pytree.paths(self._params_form)))
-        params = pytree.like(self._params_form, range(1, 1 + count))
         if update is None:
-            return RunForm(names, (0, params), metrics, title)
-        state = pytree.like(update.form, range(1 + count, 1 + count + len(update.state)))
-        numbers = dict(zip(metrics, range(1 + len(results), len(names)), strict=True))
-        return RunForm(names, Step(0, params, state, numbers), metrics, title)
+            return RunForm((LOSS, *results), (0, self._params_form), metrics)
+        result = Step(0, self._params_form, update.form, dict.fromkeys(metrics, 0))
+        return RunForm((LOSS, *results, *metrics), result, metrics)
 
     # ---- calls -------------------------------------------------------------------------------------------------
 
@@ -184,15 +165,15 @@ class Pipeline:
         Raises
         ------
         ConfigError
-            Names, dtypes or shapes that do not fit, fewer rows than micro-batches, or inputs that cannot be split as
-            the plan requires.
+            Names, dtypes or shapes that do not fit, rows that the micro-batches do not divide, or inputs that cannot be
+            split as the plan requires.
         """
-        arrays, counts = self._batch_of(inputs, named)
-        found = self._call_of(counts)(arrays | self._kept(params, state))
+        arrays, rows = self._batch_of(inputs, named)
+        outputs = self._function(rows)(arrays | self._start(params, state))
         if self._is_whole:
             # Whoever keeps a loss would keep all results of its rank.
-            found = member_tuples(found, [LOSS, *self._form.metrics], self.workers)
-        return PipelineRun(found, self._form, sum(counts))
+            outputs = member_tuples(outputs, [LOSS, *self._form.metrics], self.workers)
+        return PipelineRun(outputs, self._form, rows)
 
     def successive(
         self,
@@ -203,49 +184,39 @@ class Pipeline:
     ) -> list[PipelineRun]:
         """Return training steps that follow each other, on batches of one number of rows: the graph has one of them.
 
-        A rank's results of a whole step are one tuple, which is held as long as one of them (`member_tuples`).
-
-        Parameters
-        ----------
-        each : sequence of mapping of str to array
-            The inputs of each step by name, parameters and state apart.
-        params, state : tree of arrays or ShardedArray, optional
-            Before the first step.
-        follow : mapping of str to str, optional
-            By other input, the output of the step before that all steps but the first have in its place.
-
-        Raises
-        ------
-        ConfigError
-            As a call.
+        A rank's results of a whole step are one tuple, which is held as long as one of them (`member_tuples`).  Inputs
+        are by name, parameters and state before the first step apart.  All steps but the first have an output of the
+        step before in place of each input in `follow`.
         """
         assert self._update is not None
         batches = [self._batch_of(inputs, {}) for inputs in each]
-        arrays, counts = batches[0]
-        follow = {name: after(name) for name in self._update.kept} | dict(follow)
+        arrays, rows = batches[0]
+        follow = {name: next_name(name) for name in self._update.carry} | dict(follow)
         rest = [{name: x for name, x in one.items() if name not in follow} for one, _ in batches[1:]]
-        steps = self._call_of(counts)
-        found = successive_calls(steps, [arrays | self._kept(params, state), *rest], follow)
-        return [PipelineRun(one, self._form, sum(counts)) for one in found]
+        calls = self._function(rows).successive([arrays | self._start(params, state), *rest], follow)
+        return [PipelineRun(outputs, self._form, rows) for outputs in calls]
 
     def compute(self, inputs: Arrays, params: Tree, state: Tree) -> Step:
         """Return a training step that this process computes, on inputs by name, which fit."""
+        step: Step
         if not self._is_whole or self._plan is not None:
             [run] = self.successive([inputs], params, state)
             # The engine has threads of its own; Dask's would only add their overhead.
-            step: Step = run.compute(scheduler=dask.config.get("scheduler", None) or "sync")
+            step = run.compute(scheduler=dask.config.get("scheduler", None) or "sync")
             return step
         assert self._update is not None
         leaves = (leaf for _, leaf in pytree.paths((params, state)))
-        arrays = {**inputs, **dict(zip(self._update.kept, leaves, strict=True))}
+        arrays = {**inputs, **dict(zip(self._update.carry, leaves, strict=True))}
         bundle = self._bundles[False]
-        given = {name: np.asarray(arrays[name]) for name in bundle.inputs}
+        values = {name: np.asarray(arrays[name]) for name in bundle.inputs}
         # The sizes of all others are declared.
-        sized = self._opened.sized({name: given[name] for name in self.inputs}, None)
-        made = run_bundle(self._opened.ref, self._bundles[sized.seconds > WORTH_THREADS_S], *given.values())
-        found = dict(zip(bundle.outputs, bundle.each(made), strict=True))
-        result: Step = pytree.like(self._form.result, map(found.__getitem__, self._form.names))
-        return result
+        sized = self._opened.sized({name: values[name] for name in self.inputs}, None)
+        results = run_bundle(
+            self._opened.ref, self._bundles[sized.seconds > WORTH_THREADS_S], *values.values()
+        )
+        outputs = dict(zip(bundle.outputs, bundle.each(results), strict=True))
+        step = pytree.like(self._form.result, map(outputs.__getitem__, self._form.names))
+        return step
 
     @cached_property
     def _bundles(self) -> dict[bool, BundleRef]:
@@ -259,16 +230,15 @@ class Pipeline:
 
     # ---- inputs ------------------------------------------------------------------------------------------------
 
-    def _batch_of(self, inputs: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Return the inputs of a call that are neither parameters nor state, and the rows of each micro-batch."""
-        given = by_name(self._own, {**self._bound, **self._named(inputs, named), **named}, "parallel")
-        arrays = {spec.name: as_array(spec, given[spec.name], "parallel") for spec in self._own.inputs}
-        counts = self.cut(self._rows_of(arrays))
-        for count in dict.fromkeys(counts):
-            cut = self.batch if len(counts) > 1 else ()
-            own = {name: x[:count] if name in cut else x for name, x in arrays.items()}
-            check_arrays(self._own, own, "parallel")
-        return arrays, counts
+    def _batch_of(self, inputs: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """Return the inputs of a call that are neither parameters nor state, and the rows of the batch."""
+        values = by_name(self._own, {**self._bound, **self._named(inputs, named), **named}, "parallel")
+        arrays = {spec.name: as_array(spec, values[spec.name], "parallel") for spec in self._own.inputs}
+        rows = self._rows_of(arrays)
+        each = self._micro_rows(rows)
+        cut = self.batch if each < rows else ()
+        check_arrays(self._own, {n: x[:each] if n in cut else x for n, x in arrays.items()}, "parallel")
+        return arrays, rows
 
     def _named(self, inputs: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
         if inputs is None:
@@ -296,49 +266,36 @@ class Pipeline:
             raise ConfigError(f"parallel: got rows {lengths}, wanted one number; {_NAMED}")
         return next(iter(lengths.values()), 0)
 
-    def cut(self, rows: int) -> tuple[int, ...]:
-        """Return the rows of each micro-batch, for batches of `rows` rows.
-
-        Raises
-        ------
-        ConfigError
-            They are fewer than micro-batches.
-        """
+    def _micro_rows(self, rows: int) -> int:
+        """Return the rows of a micro-batch."""
         m = self.schedule.micro_batches
-        if self.batch and rows < m:
+        if self.batch and m > 1 and (rows < m or rows % m):
             raise ConfigError(
-                f"parallel: got {rows} rows of {', '.join(sorted(self.batch))}, wanted a row or more for each of the"
-                f" {m} micro-batches; pass more rows, or take fewer of them; {_NAMED}"
+                f"parallel: got {rows} rows of {', '.join(sorted(self.batch))}, wanted a multiple of the {m}"
+                f" micro-batches, which have the same rows; pass such a batch, or change micro_batches; {_NAMED}"
             )
-        return (rows,) if m == 1 else cut_rows(rows, m, self._row_ranks(rows // m))
+        return rows // m
 
-    def _row_ranks(self, rows: int) -> int:
-        if self._plan is None:
-            return 1
-        # Once for each size of a micro-batch, not in each step: a plan is applied to a copy of the graph.
-        if rows not in self._ranks_of_rows:
-            self._ranks_of_rows[rows] = row_ranks(self._model, self._plan, self.batch, rows)
-        return self._ranks_of_rows[rows]
-
-    def _kept(self, params: Tree | None, state: Tree | None) -> dict[str, Any]:
+    def _start(self, params: Tree | None, state: Tree | None) -> dict[str, Any]:
         """Return parameters and the optimizer's state by name, checked."""
         names, update = self._model.params, self._update
         if params is not None:
-            given = tuple(arrays_like(self._params_form, params, "params"))
-            found = checked_arrays(self._params, given, "parallel")
+            arrays = checked_arrays(
+                self._params, tuple(_leaves_like(self._params_form, params, "params")), "parallel"
+            )
         elif missing := [name for name in names if name not in self._model.bound]:
             raise ConfigError(f"parallel: params: {', '.join(missing)} have no values; pass params=")
         else:
-            found = {name: self._model.bound[name] for name in names}
+            arrays = {name: self._model.bound[name] for name in names}
         if update is None:
             if state is not None:
                 raise ConfigError("parallel: state: the pipeline has no optimizer; leave it out, or pass one")
-            return found
+            return arrays
         # The initial state is sent like any input, for the first step alone.
         if state is None:
-            return found | update.start
-        held = checked_arrays(self._state, tuple(arrays_like(update.form, state, "state")), "parallel")
-        return found | dict(zip(update.state, held.values(), strict=True))
+            return arrays | update.start
+        held = checked_arrays(self._state, tuple(_leaves_like(update.form, state, "state")), "parallel")
+        return arrays | dict(zip(update.state, held.values(), strict=True))
 
     # ---- graphs of ranks ---------------------------------------------------------------------------------------
 
@@ -346,97 +303,104 @@ class Pipeline:
     def next_state(self) -> Tree:
         """The outputs that have the optimizer's state after a step, in its form."""
         assert self._update is not None
-        return pytree.like(self._update.form, map(after, self._update.state))
+        return pytree.like(self._update.form, map(next_name, self._update.state))
 
     @cached_property
     def workers(self) -> RankWorkers:
         """The workers of all ranks, stage by stage."""
-        ranks = next(iter(self._made.values())).step.mesh.ranks
+        ranks = next(iter(self._graphs.values())).step.mesh.ranks
         count = ranks * len(self.schedule.stages)
-        if self._wanted is not None and len(self._wanted) != count:
+        if self._worker_names is not None and len(self._worker_names) != count:
             what = "stages" if ranks == 1 else f"ranks, {ranks} a stage"
             raise ConfigError(
-                f"pipeline: workers: got {len(self._wanted)}, wanted one for each of the {count} {what}"
+                f"pipeline: workers: got {len(self._worker_names)}, wanted one for each of the {count} {what}"
             )
-        return RankWorkers(self._wanted, ranks)
+        return RankWorkers(self._worker_names, ranks)
 
     def check(self, rows: int) -> None:
-        """Raise `ConfigError` if batches of `rows` rows cannot be split as the plan says."""
-        counts = self.cut(rows)
-        # Graphs of unequal micro-batches are made when they come.
-        if self._plan is not None and len(set(counts)) == 1:
-            self.graphs(counts[0])
+        """Raise `ConfigError` if batches of `rows` rows cannot be cut into micro-batches and split as the plan says."""
+        each = self._micro_rows(rows)
+        if self._plan is not None:
+            self.graphs(each)
 
     def graphs(self, rows: int) -> RankGraphs:
         """Return the graphs of all ranks for micro-batches of `rows` rows."""
-        return self._graphs(rows, self._terms)
-
-    @property
-    def _terms(self) -> frozenset[str]:
-        """The floats that are added over micro-batches and reduced once: loss, gradients and metrics."""
-        # A single micro-batch reduces them while its backward still computes.
-        if self._update is None or self.schedule.micro_batches == 1 or self._plan is None:
-            return frozenset()
-        outputs = self._model.model.graph.outputs
-        return frozenset(v.name or "" for v in outputs if v.dtype is not None and v.dtype.is_floating_point())
-
-    def _call_of(self, counts: tuple[int, ...]) -> RankFunction:
-        if counts not in self._calls:
-            sizes = self._of_sizes(counts)
-            graphs = [sizes[rows] for rows in counts]
+        # Where a part lies depends on the size; without a plan there are no parts.
+        key = 0 if self._plan is None else rows
+        if key not in self._graphs:
+            spmd = self._spmd(rows)
             if self._is_whole:
-                call: RankFunction = graphs[0].step
-                call.workers = self.workers
-            else:
-                call = BatchCall(self.schedule, counts, graphs, self.batch, self._reduction, self.workers)
-            self._calls[counts] = call
-        return self._calls[counts]
-
-    def _of_sizes(self, rows: Sequence[int]) -> dict[int, RankGraphs]:
-        """Return the graphs for each size of a micro-batch; what they add has one layout in all of them."""
-        terms = self._terms
-        while True:
-            found = {size: self._graphs(size, terms) for size in dict.fromkeys(rows)}
-            layouts = [{(port.name, port.layout) for port in each.step.outputs} for each in found.values()]
-            # Rows that ranks do not divide are whole on each, and a complete gradient cannot be added to terms.
-            alike = terms.intersection(name for name, _ in set.intersection(*layouts))
-            if alike == terms:
-                return found
-            terms = alike
-
-    def _graphs(self, rows: int, terms: frozenset[str]) -> RankGraphs:
-        # Where a part lies depends on the size, so every size has to be known: one graph for each.
-        key = 0 if self._plan is None else rows, terms
-        if key not in self._made:
-            spmd = self._spmd(rows, terms)
-            if self._is_whole:
-                step, end = Ranks(spmd, packed=[port.name for port in spmd.outputs]), None
+                self._graphs[key] = RankGraphs(Ranks(spmd, is_packed=True), None)
             else:
                 # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
-                step = Ranks(spmd, exact=True)
-                end = self._end(step)
-            self._made[key] = RankGraphs(step, end)
-        return self._made[key]
+                self._graphs[key] = RankGraphs(Ranks(spmd, exact=True), self._end(spmd))
+        return self._graphs[key]
 
-    def _spmd(self, rows: int, terms: frozenset[str]) -> Spmd:
+    def _function(self, rows: int) -> RankFunction:
+        """Return the call on batches of `rows` rows."""
+        step, end = self.graphs(self._micro_rows(rows))
+        if self._is_whole:
+            step.workers = self.workers
+            return step
+        return ScheduledRanks(self.schedule, step, end, self.batch, self._divisor, self.workers)
+
+    def _spmd(self, rows: int) -> Spmd:
         if self._plan is None:
-            return unsharded(self._model, self.schedule, self._update)
+            return one_rank_step(self._model, self.schedule, self._update)
         shapes = [spec.shape for spec in self._own.inputs if spec.name in self.batch and spec.shape]
         dims = {shape[0]: rows for shape in shapes if isinstance(shape[0], str)}
+        # The floats that are added over micro-batches and reduced once: loss, gradients and metrics.  A single
+        # micro-batch reduces them while its backward still computes.
+        terms = frozenset[str]()
+        if self._update is not None and self.schedule.micro_batches > 1:
+            outputs = self._model.model.graph.outputs
+            terms = frozenset(
+                v.name or "" for v in outputs if v.dtype is not None and v.dtype.is_floating_point()
+            )
         try:
-            return sharded(self._model, self._plan, self.schedule, dims, self._update, terms)
+            return shard_step(self._model, self._plan, self.schedule, dims, self._update, terms)
         except ConfigError as error:
             raise ConfigError(f"parallel: micro-batches of {rows} rows: {error}") from error
 
-    def _end(self, step: Ranks) -> Ranks | None:
+    def _end(self, step: Spmd) -> Ranks | None:
         if self._update is None:
             return None
-        ends = [(value.name or "", value.producer()) for value in self._model.model.graph.outputs]
-        made = {name: int(node.metadata_props[CHUNK]) for name, node in ends if node is not None}
-        split = {} if self._plan is None else apply(self._model.model, self._plan).optimizer_state
-        return Ranks(sharded_update(self._update, made, step.spmd, self.schedule.stage_of, split), exact=True)
+        return Ranks(shard_update(self._update, self._model, self._plan, step, self.schedule), exact=True)
 
 
-def _taken_whole(specs: Sequence[ValueSpec]) -> Signature:
+def _uncut(specs: Sequence[ValueSpec]) -> Signature:
     """Return the signature of inputs none of which carries a batch."""
     return Signature(tuple(specs), (), None, (False,) * len(specs), ())
+
+
+def _carriers(shapes: Mapping[str, tuple[Dim, ...] | None], batched: Sequence[str] | None) -> frozenset[str]:
+    """Return the inputs that carry the batch: the named ones, or by their sizes."""
+    if batched is None:
+        ranked = {name: shape for name, shape in shapes.items() if shape}
+        rows = next((shape[0] for shape in ranked.values()), None)
+        # A model's batch axis often has a size and no name, so equal sizes decide: only `batched` can tell a batch
+        # of 8 rows from 8 weights.
+        return frozenset(name for name, shape in ranked.items() if shape[0] == rows is not None)
+    names = [batched] if isinstance(batched, str) else list(batched)
+    if not names or (unknown := [name for name in names if name not in shapes]):
+        got = f"the model has no argument {unknown}" if names else "got no arguments"
+        raise ConfigError(f"parallel: batched: {got}; it has {', '.join(shapes) or 'none'}")
+    return frozenset(names)
+
+
+def _leaves_like(form: Any, values: Any, what: str) -> list[Any]:
+    """Return the arrays of a tree of a form, whose leaves are numbers, in order; another form raises `ConfigError`."""
+    if isinstance(form, int):
+        return [values]
+    is_named = isinstance(form, Mapping)
+    fits = isinstance(values, Mapping) == is_named and hasattr(values, "__len__") and len(values) == len(form)
+    if not fits or (is_named and values.keys() != form.keys()):
+        raise ConfigError(f"parallel: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made")
+    pairs = [(form[k], values[k]) for k in form] if is_named else list(zip(form, values, strict=True))
+    return list(chain.from_iterable(_leaves_like(part, value, what) for part, value in pairs))
+
+
+def _sketch(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict of {', '.join(map(str, value))}"
+    return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else f"one {type(value).__name__}"

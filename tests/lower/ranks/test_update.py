@@ -9,10 +9,10 @@ import dask_ferro as ff
 from dask_ferro.errors import ConfigError
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import argument
-from dask_ferro.lower.pipeline.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallel
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
-from tests.lower.pipeline.runs import OPTIMIZERS, M, equal, leaves, trained
+from tests.lower.ranks.runs import OPTIMIZERS, M, equal, leaves, trained
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

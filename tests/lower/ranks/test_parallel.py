@@ -12,7 +12,7 @@ from dask_ferro.graph.tensor.optim import SGD
 from tests.graph.pipeline.nets import mlp
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
-from tests.lower.pipeline.runs import M, leaves, trained
+from tests.lower.ranks.runs import M, leaves, trained
 
 LAYERS = 4
 SHARDS = {
