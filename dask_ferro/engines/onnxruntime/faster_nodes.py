@@ -2,7 +2,7 @@
 
     Where(c, x, 0)        a branch an element, mispredicted on irregular masks   x times the mask, if x is finite
     MaxPool's indices     a branch an element of each window                     comparison with the enlarged maxima
-    Conv, large kernel    a narrow matrix product an image                       one product of all images for each place
+    Conv, large kernel    a narrow matrix product an image                       a product of all images for each place
 
 Gradients have all three: of ReLU and Clip, of pooling, of a convolution's weight.  They are written for one session,
 so the graph, its shards, other engines and its own gradients are unchanged.  A node is replaced by what it declares,
@@ -166,9 +166,9 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     if covered[0] > space[0] or covered[1] > space[1] or most >= _EXACT:
         return
     windows = list(kernel)
-    maxima = out.add(
-        "MaxPool", str(x.name), result=node.outputs[0].name, kernel_shape=windows, strides=windows
-    )
+    # Declared as the forward's pool is, whose maxima ONNX Runtime then takes.
+    own = {name: attribute.value for name, attribute in node.attributes.items()}
+    maxima = out.add("MaxPool", str(x.name), result=node.outputs[0].name, **own)
     given = str(x.name)
     if covered != list(space):
         # The rest is in no window.

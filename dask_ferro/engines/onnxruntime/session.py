@@ -49,8 +49,8 @@ _FOLDS_SCALES = "MatMulScaleFusion"
 _MERGES = "CommonSubexpressionElimination"
 # Takes the padding of a computed kernel of a convolution for that of its image, and refuses the graph.
 _PADS = "Pad_Fusion"
-# Makes convolutions by constant kernels faster.  Where all kernels are computed, as in training, it moves the pools alone
-# to another layout and back: 0.95 of the CPU time of two convolutions' step without it.
+# Makes convolutions by constant kernels faster.  Where all kernels are computed, as in training, it moves only pools to
+# another layout and back: 0.95 of the CPU time of two convolutions' step without it.
 _BLOCKS = "NchwcTransformer"
 # The severity of a session's log: fatal errors.  ONNX Runtime raises an error, and also writes it to standard error, in
 # red.  A run has the severity of its session.
