@@ -2,7 +2,7 @@
 
     Where(c, x, 0)        a branch an element, mispredicted on irregular masks   x times the mask, if x is finite
     MaxPool's indices     a branch an element of each window                     comparison with the enlarged maxima
-    Conv, large kernel    a narrow matrix product an image                       one product of all images
+    Conv, large kernel    a narrow matrix product an image                       a product of all images for each place
 
 Gradients have all three: of ReLU and Clip, of pooling, of a convolution's weight.  They are written for one session,
 so the graph, its shards, other engines and its own gradients are unchanged.  A node is replaced by what it declares,
@@ -29,6 +29,8 @@ _OPSET = 13
 _SMALL = 2048
 # Integers below it are exact in float32.
 _EXACT = 2**24
+# A matrix product for each place in a result: 49 in the gradient of a kernel of 7 x 7.
+_MOST_PLACES = 64
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 # Between the name of a node, or of its first output, and the number of a node in place of it.
 IN_PLACE_OF = "/faster/"
@@ -164,9 +166,9 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     if covered[0] > space[0] or covered[1] > space[1] or most >= _EXACT:
         return
     windows = list(kernel)
-    maxima = out.add(
-        "MaxPool", str(x.name), result=node.outputs[0].name, kernel_shape=windows, strides=windows
-    )
+    # Declared as the forward's pool is, whose maxima ONNX Runtime then takes.
+    own = {name: attribute.value for name, attribute in node.attributes.items()}
+    maxima = out.add("MaxPool", str(x.name), result=node.outputs[0].name, **own)
     given = str(x.name)
     if covered != list(space):
         # The rest is in no window.
@@ -212,36 +214,48 @@ def _tiles(node: ir.Node, kernel: tuple[int, ...]) -> bool:
 
 
 def _conv(node: ir.Node, out: _NodesInPlace) -> None:
-    """Write a convolution with a kernel larger than its result as one over one volume, the images behind each other.
+    """Write a convolution with a kernel larger than its result as a matrix product for each place in the result.
 
-    ONNX Runtime makes one matrix product an image, as wide as the image's result.  The gradient of a kernel of 3 x 3 is
-    9 wide, and its images are the input channels.
+    ONNX Runtime copies what the kernel meets element by element, and makes one matrix product an image, as wide as the
+    image's result.  The gradient of a kernel of 3 x 3 is 9 wide, and its images are the input channels.
     """
     x, w, result = input_of(node, 0), input_of(node, 1), node.outputs[0]
-    if x is None or w is None or x.dtype != ir.DataType.FLOAT or x.shape is None or x.shape[0] == 1:
+    if x is None or w is None or x.dtype != ir.DataType.FLOAT or input_of(node, 2) is not None:
         return
     window, made = _space(w), _space(result)
     # A kernel that is a weight is packed when the session is built.
-    if window is None or made is None or len(window) > 2 or w.const_value is not None:
+    if window is None or made is None or w.const_value is not None or attribute_of(node, "group", 1) != 1:
         return
-    if math.prod(window) <= math.prod(made) or attribute_of(node, "auto_pad", "NOTSET") not in ("NOTSET", ""):
+    images, channels, rank = x.shape and x.shape[0], w.shape and w.shape[0], len(window)
+    if not isinstance(images, int) or not isinstance(channels, int):
         return
-    rank = len(window)
-    first, swapped = out.constant([0], np.int64), [1, 0, *range(2, rank + 2)]
-    volume = out.add("Unsqueeze", out.add("Transpose", str(x.name), perm=swapped), first)
-    kernel = out.add("Unsqueeze", str(w.name), out.constant([2], np.int64))
-    bias = [str(value.name) for value in node.inputs[2:] if value is not None]
+    if attribute_of(node, "auto_pad", "NOTSET") not in ("NOTSET", ""):
+        return
+    if math.prod(window) <= math.prod(made) or math.prod(made) > _MOST_PLACES:
+        return
     pads = list(attribute_of(node, "pads", (0,) * 2 * rank))
-    # Along the axis in front the kernel has size 1.
-    found = out.add(
-        "Conv",
-        *(volume, kernel, *bias),
-        strides=[1, *attribute_of(node, "strides", (1,) * rank)],
-        dilations=[1, *attribute_of(node, "dilations", (1,) * rank)],
-        pads=[0, *pads[:rank], 0, *pads[rank:]],
-        group=attribute_of(node, "group", 1),
-    )
-    out.add("Transpose", out.add("Squeeze", found, first), result=str(result.name), perm=swapped)
+    image = str(x.name)
+    if any(pads):
+        image = out.add("Pad", image, out.constant([0, 0, *pads[:rank], 0, 0, *pads[rank:]], np.int64))
+    steps, gaps = (attribute_of(node, name, (1,) * rank) for name in ("strides", "dilations"))
+
+    def views(image: str, i: int) -> list[str]:
+        """Return what meets the kernel along one axis, for each place along it."""
+        starts = (k * steps[i] for k in range(made[i]))
+        reach = gaps[i] * (window[i] - 1) + 1
+        bounds = ((start, start + reach, 2 + i, gaps[i]) for start in starts)
+        return [out.add("Slice", image, *(out.constant([n], np.int64) for n in each)) for each in bounds]
+
+    # The last axis first: what is left of it lies side by side, so that slices along the others are cheap.
+    parts = [out.add("Concat", *views(image, rank - 1), axis=0)]
+    for i in range(rank - 1):
+        parts = [view for part in parts for view in views(part, i)]
+    rows = out.constant([0, -1], np.int64)
+    kernels = out.add("Transpose", out.add("Reshape", str(w.name), rows), perm=[1, 0])
+    products = [out.add("MatMul", out.add("Reshape", part, rows), kernels) for part in parts]
+    sizes = out.constant([*made, images, channels], np.int64)
+    places = out.add("Reshape", out.add("Concat", *products, axis=0), sizes)
+    out.add("Transpose", places, result=str(result.name), perm=[rank, rank + 1, *range(rank)])
 
 
 _RULES: Mapping[str, Callable[[ir.Node, _NodesInPlace], None]] = {
