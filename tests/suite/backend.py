@@ -29,6 +29,8 @@ from dask_ferro.graph.model.load import load
 RANDOM = frozenset(
     f"test_bernoulli{kind}{form}_cpu" for kind in ("", "_double", "_seed") for form in ("", "_expanded")
 )
+# Array kernels round as ml_dtypes does: 0.7 passes this case, and 0.6 does not.
+BY_ML_DTYPES = frozenset({"test_celu_bfloat16_cpu"})
 
 
 class _OnCpu(Backend):
