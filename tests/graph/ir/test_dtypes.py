@@ -42,12 +42,12 @@ def test_the_first_operator_set_that_casts_a_dtype(dtype, opset):
 @every("dtype", sorted(dtypes.STORED), ids=lambda d: d.name)
 def test_a_cast_of_tensors_is_of_an_operator_set_that_has_it(dtype):
     x = argument("x", (3,), np.float32)
-    y = (1 - x.astype(dtype).astype(np.float32)).astype(dtype)
+    y = (2 - x.astype(dtype).astype(np.float32)).astype(dtype)
     model = to_model({"y": y})
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
-    # All dtypes have 0 and 1; two bits have no 2.
-    feeds = {"x": np.array([1, 0, 1], np.float32)}
-    wanted = 1 - feeds["x"].astype(dtype.numpy()).astype(np.float32)
+    # The number that all dtypes have: two bits have no 2, and an exponent alone has no 0.
+    feeds = {"x": np.ones(3, np.float32)}
+    wanted = 2 - feeds["x"].astype(dtype.numpy()).astype(np.float32)
     assert by_reference(model, feeds)["y"].tolist() == wanted.astype(dtype.numpy()).tolist()
 
 
