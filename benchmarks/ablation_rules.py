@@ -558,7 +558,7 @@ SCALING = (
         "A job has to save one and a half times as much as it is idle while it starts; off: anything.",
     ),
     scale("worth", 0.0, "A job has to save 5 job-seconds."),
-    scale("patience", 0.0, "An idle job stays for 10 s at least."),
+    scale("idle_timeout", 0.0, "An idle job stays for 10 s at least."),
     scale("patience_most", HUGE, "It stays for 10 min at most, however long a new one takes."),
     scale("notice", 0.0, "A job is drained 1.5 s before it has to move its data."),
     scale("max_pending", 1, "Any number of jobs may be pending (the default); on: one."),

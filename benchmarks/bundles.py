@@ -46,7 +46,7 @@ import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client, Scheduler, Worker, get_worker  # noqa: E402
-from real import CONTENDERS, clusters  # noqa: E402
+from real import USUAL, clusters  # noqa: E402
 from simulated.flows import simulate_flow  # noqa: E402
 from simulated.graph_builder import GraphBuilder  # noqa: E402
 
@@ -455,9 +455,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=25, help="steps of the graphs of METG (25)")
     parser.add_argument(
         "--contenders",
-        choices=CONTENDERS,
+        choices=USUAL,
         nargs="+",
-        default=CONTENDERS,
+        default=USUAL,
         help="those of METG and hops alone (all)",
     )
     args = parser.parse_args(arguments)
@@ -470,7 +470,7 @@ def main(arguments: list[str] | None = None) -> int:
         record["simulated"] = simulated(args.toy, note)
     with tempfile.TemporaryDirectory() as folder:
         for workers in [] if args.only == "simulated" else args.workers:
-            names = tuple(args.contenders) if args.only in ("metg", "hop") else CONTENDERS
+            names = tuple(args.contenders) if args.only in ("metg", "hop") else USUAL
             with clusters(names, workers, str(Path(folder, f"costs-{workers}"))) as contenders:
                 if args.only in (None, "metg"):
                     steps = 3 if args.toy else args.steps

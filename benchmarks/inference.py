@@ -128,7 +128,7 @@ def from_files(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], An
     contenders: dict[str, Callable[[], Any]] = {
         LIMIT: partial(_limit, job, job.shards),
         # As client.map and map_blocks: not first after the processes were idle, which would cost 4 %.
-        "dask_ferro, ff.run to a file": lambda: _streamed(job, on.tuned),
+        "dask_ferro, ff.predict_files to a file": lambda: _streamed(job, on.tuned),
         "dask_ferro": lambda: _at(on.tuned, model(_lazy(job))),
         "map_blocks, session in each task": lambda: _in(
             on.plain, _blocks(job, _lazy(job), rivals.on_array_afresh)
@@ -158,7 +158,7 @@ def from_memory(job: Job, on: Clusters, extra: bool) -> dict[str, Callable[[], A
 
     def ferro(client: Client) -> Any:
         with client.as_current():
-            return model(whole, batch=job.chunk).compute()
+            return model(whole, batch_size=job.chunk).compute()
 
     def blocks(client: Client) -> Any:
         with client.as_current():
@@ -216,7 +216,9 @@ def _blocks(job: Job, x: da.Array, function: Callable[..., Any]) -> da.Array:
 
 def _streamed(job: Job, client: Client) -> np.ndarray:
     sink = Path(job.model).with_suffix(".out.npy")
-    ff.run(job.model, job.whole, sink, batch=job.chunk, client=client, progress=False, overwrite=True)
+    ff.predict_files(
+        job.model, job.whole, sink, batch_size=job.chunk, client=client, progress=False, overwrite=True
+    )
     return np.load(sink)
 
 

@@ -87,7 +87,7 @@ def session(path: str) -> ort.InferenceSession:
 
 
 def table_ferro(data: Path, out: Path) -> None:
-    ff.run(data / "forest.onnx", data / "table.parquet", out / "scores.parquet", keep=["id"])
+    ff.predict_files(data / "forest.onnx", data / "table.parquet", out / "scores.parquet", passthrough=["id"])
 
 
 def table_dask(data: Path, out: Path) -> None:
@@ -123,7 +123,7 @@ def table_joblib(data: Path, out: Path) -> None:
 
 
 def images_ferro(data: Path, out: Path) -> None:
-    ff.run(data / "net.onnx", data / "images", out / "scores.parquet", preprocess="imagenet")
+    ff.predict_files(data / "net.onnx", data / "images", out / "scores.parquet", preprocess="imagenet")
 
 
 def images_dask(data: Path, out: Path) -> None:

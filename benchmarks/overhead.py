@@ -8,8 +8,8 @@ dags    the built-in graphs on 8 workers, from submission to result, compared wi
         max(work / workers, critical path).  A sleep uses no CPU, so 8 workers do not need 8 cores; kernels do.
         Also the time of Dask for the same sleeps cut by hand: one task per worker, chains assigned longest first,
         all outputs of a task in one array, `client.map` and `gather`; and of Dask's threads, `num_workers=8`.
-        Flows: each sleep is a task of Dask's in `ff.bundled()`, on 8 worker processes, and on 8 threads of one worker
-        in this process.  The warm-up measures the tasks; the record says how many runs were flows.
+        Flows: each sleep is a task of Dask's in `ff.bundle_tasks()`, on 8 worker processes, and on 8 threads of one
+        worker in this process.  The warm-up measures the tasks; the record says how many runs were flows.
 submit  from a model in memory to its tasks on the scheduler: 1,000 to 100,000 nodes, and 10,000 chunks.
 
 Everything runs in processes, over TCP; cold runs (files opened, sessions built) are the unmeasured warm-up.
@@ -191,13 +191,13 @@ def dags(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
         cluster_of(workers) as client,
         cluster_of(1, workers, processes=False) as in_threads,
     ):
-        protos = {str(d): ff.workloads.build(d.name, **d.params) for d in chosen}
+        protos = {str(d): ff.testing.build(d.name, **d.params) for d in chosen}
         models = {name: ff.from_onnx(proto) for name, proto in protos.items()}
         bound = {name: model(_inputs(model)) for name, model in models.items()}
         runs: dict[str, Callable[[], Any]] = {}
         for d in chosen:
             runs[str(d)] = partial(_compute, client, bound[str(d)])
-            if ff.workloads.WORKLOADS[d.name].sleeps:
+            if ff.testing.WORKLOADS[d.name].sleeps:
                 runs[f"{d}{BY_HAND}"] = partial(_by_hand, client, _dealt(protos[str(d)], workers))
                 runs[f"{d}{THREADS}"] = partial(_threads, bound[str(d)], workers)
                 tasks = _as_tasks(protos[str(d)])
@@ -223,13 +223,13 @@ def _threads(collection: Any, workers: int) -> Any:
 
 
 def _bundled(client: Client, collection: Any) -> Any:
-    with ff.bundled(client=client):
+    with ff.bundle_tasks(client=client):
         return _compute(client, collection)
 
 
 def _as_tasks(proto: onnx.ModelProto) -> Delayed:
     """Return the outputs of a graph of sleeps, each of which is a task; those of one length have one name."""
-    keys: dict[str, Any] = {proto.graph.input[0].name: np.zeros(ff.workloads.SLEEP_ITEMS, np.float32)}
+    keys: dict[str, Any] = {proto.graph.input[0].name: np.zeros(ff.testing.SLEEP_ITEMS, np.float32)}
     graph: dict[Any, Any] = {}
     for number, node in enumerate(proto.graph.node):
         seconds = next(a.f for a in node.attribute if a.name == "seconds")
@@ -258,7 +258,7 @@ def _dealt(proto: onnx.ModelProto, workers: int) -> list[list[list[float]]]:
 
 
 def _by_hand(client: Client, dealt: list[list[list[float]]]) -> list[np.ndarray]:
-    x = np.zeros(ff.workloads.SLEEP_ITEMS, np.float32)
+    x = np.zeros(ff.testing.SLEEP_ITEMS, np.float32)
     return client.gather(client.map(_sleep, dealt, x=x, pure=False))
 
 
@@ -274,8 +274,8 @@ def _sleep(chains: list[list[float]], x: np.ndarray) -> np.ndarray:
 
 def _dag(dag: Dag, model: Any, workers: int, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     bound = None
-    if ff.workloads.WORKLOADS[dag.name].sleeps:
-        bound = ff.workloads.lower_bound(dag.name, workers, **dag.params)
+    if ff.testing.WORKLOADS[dag.name].sleeps:
+        bound = ff.testing.lower_bound(dag.name, workers, **dag.params)
     ops, by_hand = sum(model.ops.values()), seconds.get(f"{dag}{BY_HAND}")
     rates = {
         suffix: ops / measure.Summary.of(times).median if (times := seconds.get(f"{dag}{suffix}")) else None
@@ -344,7 +344,7 @@ def show_dags(record: dict[str, Any]) -> None:
             "bound: max(work / workers, critical path); real kernels have none that holds on any machine",
             "by hand: the same sleeps as one task a worker, mapped and gathered; what Dask itself takes",
             f"limit: {LIMIT[0]:g} x the bound and {_ms(LIMIT[1])} ms",
-            f"of {record['runs_of_tasks']} runs of single tasks in `ff.bundled`, "
+            f"of {record['runs_of_tasks']} runs of single tasks in `ff.bundle_tasks`, "
             f"{record['flows']['flows']} were flows, in threads {record['flows']['flows in threads']}",
         ),
     )
@@ -413,7 +413,7 @@ def _many_chunks(client: Client, proto: onnx.ModelProto, chunks: int) -> dict[st
     start = time.perf_counter()
     model = ff.from_onnx(proto)
     loaded = time.perf_counter()
-    bound = model(x, batch=1)
+    bound = model(x, batch_size=1)
     planned = time.perf_counter()
     submitted, done = _submitted(client, bound, chunks)
     return {

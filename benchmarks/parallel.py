@@ -34,7 +34,7 @@ from simulated.pipeline import StageSeconds, simulate  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 from dask_ferro.graph.pipeline.named import NAMES  # noqa: E402
-from dask_ferro.graph.pipeline.named import schedule as named_schedule  # noqa: E402
+from dask_ferro.graph.pipeline.named import make_schedule as named_schedule  # noqa: E402
 from dask_ferro.graph.pipeline.schedule import Schedule  # noqa: E402
 from dask_ferro.lower.ranks.pipeline import Pipeline  # noqa: E402
 
@@ -101,7 +101,7 @@ def _step(name: str, stages: int, m: int, seconds: float) -> Pipeline:
 
 
 def _ran(client: Client, run: Any) -> Ran:
-    with ff.trace(client, ops=True) as traced:
+    with ff.profile(client, ops=True) as traced:
         start = perf_counter()
         loss, _ = run.compute(scheduler=client)
         step = perf_counter() - start

@@ -25,6 +25,7 @@ from distributed import Client, wait  # noqa: E402
 from parallel_collectives import MIB, Terms, case  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
+import dask_ferro.tensor as ft  # noqa: E402
 from dask_ferro.graph.tensor.emit import Built, build  # noqa: E402
 from dask_ferro.lower.ranks.spmd import Ranks  # noqa: E402
 
@@ -37,7 +38,7 @@ def step_of(layers: int, width: int, rows: int) -> Built:
     """Return the loss and gradients of a stack of blocks, with the weights in the model."""
     w = example.parameters(layers, width)
     loss = example.loss_of(w, layers, width, rows)
-    return build({"loss": loss, **{f"d {name}": g for name, g in ff.grad(loss, w).items()}})
+    return build({"loss": loss, **{f"d {name}": g for name, g in ft.grad(loss, w).items()}})
 
 
 def batch_of(rows: int, width: int) -> dict[str, np.ndarray]:
@@ -67,8 +68,8 @@ def tensor(rounds: int, toy: bool, note: Note) -> dict[str, Any]:
     """Return the step of a layer split by columns and rows, with that of one worker and the ideal."""
     width, rows = (32, 4) if toy else (512, 32)
     built = step_of(1, width, rows)
-    alone, beside = (Ranks(ff.apply(built).spmd(), workers=[number]) for number in (0, 1))
-    split = Ranks.of(ff.apply(built, example.PLANS / "transformer.yaml"))
+    alone, beside = (Ranks(ff.apply_plan(built).spmd(), workers=[number]) for number in (0, 1))
+    split = Ranks.of(ff.apply_plan(built, example.PLANS / "transformer.yaml"))
     nbytes = sum(bucket.nbytes for bucket in split.pieces.buckets)
     with (
         dask.config.set({"ferro.onnxruntime.intra-op-threads": 1}),

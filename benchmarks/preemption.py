@@ -236,7 +236,7 @@ def on_slurm(contender: str, folder: str, work: Work) -> Iterator[Any]:
 
     kind = dask_jobqueue.SLURMCluster if contender == "stock" else ff.SLURMCluster
     share = {"ferro.elastic.copy-share": 0} if contender == "off" else {}
-    options = {} if contender == "stock" else {"signal_ahead": 0}
+    options = {} if contender == "stock" else {"retire_before": 0}
     with dask.config.set({"distributed.scheduler.allowed-failures": 20} | share):
         cluster = kind(
             queue=PARTITION, cores=work.threads, memory="1900MB", processes=1, walltime="00:10:00", interface="lo",

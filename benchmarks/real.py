@@ -2,11 +2,14 @@
 
     python benchmarks/real.py                     # stock Dask, ours, and ours with bundles, on 4 worker processes
     python benchmarks/real.py --only svd merge    # some of them
-    python benchmarks/real.py --workers 2 --json real.json
+    python benchmarks/real.py --first             # the first program after `ff.install`, on a fresh cluster each time
+    python benchmarks/real.py --contenders stock ours unplaced unstolen    # what placement and stealing cost
 
-Each contender has a cluster of its own, all of the same size and alive at the same time, and computes a program in
-turn. The warm-up is where bundles learn what tasks cost.  Beside the seconds stand the tasks that the workers ran,
-and the most memory that their results and processes took (sampled every 50 ms, less what the processes took before).
+Contenders compute a program in turn.  A warm contender has a cluster of its own, alive for all programs, and one
+unmeasured round, in which bundles learn what tasks cost.  With ``--first``, each run has a new cluster and plugin, and
+nothing is known.  Beside the seconds stand counts of one run: tasks, CPU seconds of the process that has scheduler
+and client, and of the workers; messages between scheduler and workers; bytes between workers; and the most memory
+that results took (sampled every 50 ms).  Walls vary more on a busy machine than counts and CPU seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import exp, log
 from pathlib import Path
@@ -30,13 +34,22 @@ import dask.dataframe as dd  # noqa: E402
 import measure  # noqa: E402
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from distributed import Client, LocalCluster, Scheduler  # noqa: E402
+from distributed import Client, LocalCluster, Scheduler, Worker  # noqa: E402
 from distributed.diagnostics import MemorySampler  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 
 SEED = 7
-CONTENDERS = ("stock", "ours", "bundled")
+# Arguments of `ff.install`; None: stock Dask.
+CONTENDERS: dict[str, dict[str, Any] | None] = {
+    "stock": None,
+    "ours": {},
+    "bundled": {"bundles": True},
+    "unplaced": {"placement": False},
+    "unstolen": {"stealing": "none"},
+    "unranked": {"rank": False},
+}
+USUAL = ("stock", "ours", "bundled")
 
 
 def _random(shape: tuple[int, ...], chunks: Any) -> da.Array:
@@ -155,129 +168,217 @@ PROGRAMS: dict[str, Callable[[float], Any]] = {
 }  # fmt: skip
 
 
-class Run(NamedTuple):
-    """A contender's figures of one program: seconds of each round, tasks of a run, the most memory in MiB."""
+class Counts(NamedTuple):
+    """What a cluster has counted since it started; CPU in seconds."""
 
-    seconds: list[float]
-    tasks: int
+    tasks: float
+    scheduler_cpu: float
+    worker_cpu: float
+    messages: float
+    transfers: float
+    transferred_mib: float
+
+    @classmethod
+    def of(cls, client: Client) -> Counts:
+        """Read the counts of a client's cluster, whose scheduler is in this process."""
+        tasks, sent = client.run_on_scheduler(_scheduler_counts)
+        workers = client.run(_worker_counts).values()
+        cpu, received, transfers, nbytes = map(sum, zip(*workers, strict=True))
+        return cls(tasks, time.process_time(), cpu, sent + received, transfers, nbytes / 2**20)
+
+    def since(self, before: Counts) -> Counts:
+        """Return the difference to earlier counts."""
+        return Counts(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def _scheduler_counts(dask_scheduler: Scheduler) -> tuple[int, int]:
+    """Return the tasks that ended, and the messages to workers."""
+    tasks = sum(prefix.state_counts["memory"] for prefix in dask_scheduler.task_prefixes.values())
+    return tasks, sum(stream.message_count for stream in dask_scheduler.stream_comms.values())
+
+
+def _worker_counts(dask_worker: Worker) -> tuple[float, int, int, int]:
+    """Return CPU seconds, messages to the scheduler, transfers to other workers and their bytes."""
+    sent = dask_worker.batched_stream.message_count
+    outgoing = dask_worker.transfer_outgoing_count_total, dask_worker.transfer_outgoing_bytes_total
+    return time.process_time(), sent, *outgoing
+
+
+class Run(NamedTuple):
+    """One run of a program by a contender."""
+
+    seconds: float
     peak_mib: float
+    counts: Counts
 
 
 @contextmanager
-def clusters(names: tuple[str, ...], workers: int, costs: str) -> Iterator[dict[str, Client]]:
-    """Open a cluster for each contender."""
+def cluster(contender: str, workers: int, costs: str) -> Iterator[Client]:
+    """Open a cluster for a contender, whose plugin knows what `costs` has."""
+    with (
+        # A worker that is closed while its heartbeat is answered logs an error.
+        dask.config.set({"ferro.bundle.costs": costs, "logging.distributed": "critical"}),
+        LocalCluster(
+            n_workers=workers, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.ERROR
+        ) as local,
+        Client(local, set_as_default=False) as client,
+    ):
+        options = CONTENDERS[contender]
+        if options is not None:
+            ff.install(client, **options)
+        yield client
+
+
+@contextmanager
+def clusters(contenders: Sequence[str], workers: int, costs: str) -> Iterator[dict[str, Client]]:
+    """Open a cluster for each contender; all are alive at the same time."""
     with ExitStack() as stack:
-        stack.enter_context(dask.config.set({"ferro.bundle.costs": costs}))
-        found = {}
-        for name in names:
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    dashboard_address=":0",
-                    silence_logs=logging.ERROR,
-                )
-            )
-            found[name] = stack.enter_context(Client(cluster, set_as_default=False))
-            if name != "stock":
-                ff.install(found[name], bundles=name == "bundled")
-        yield found
+        yield {c: stack.enter_context(cluster(c, workers, f"{costs}-{c}")) for c in contenders}
 
 
-def _finished(dask_scheduler: Scheduler) -> int:
-    return sum(prefix.state_counts["memory"] for prefix in dask_scheduler.task_prefixes.values())
-
-
-def run(
-    name: str, contenders: Mapping[str, Client], scale: float, rounds: int, note: Callable[[str], None]
-) -> dict[str, Run]:
-    """Run a program by each contender in turn, and check that the results agree."""
-    results: dict[str, Any] = {}
-    tasks: dict[str, int] = {}
-    peaks: dict[str, list[float]] = {contender: [] for contender in contenders}
-
-    def once(contender: str) -> Any:
-        client = contenders[contender]
-        before = client.run_on_scheduler(_finished)
-        with client.as_current(), dask.config.set(scheduler="dask.distributed"):
-            sampler = MemorySampler()
-            with sampler.sample(contender, client=client, interval=0.05, measure="managed"):
-                result = client.compute(PROGRAMS[name](scale)).result()
-        tasks[contender] = client.run_on_scheduler(_finished) - before
-        peaks[contender].append(_peak_mib(sampler, contender))
-        return result
-
-    def check(contender: str, result: Any) -> None:
-        first = results.setdefault(name, result)
-        if not np.allclose(np.asarray(first, float), np.asarray(result, float)):
-            raise AssertionError(f"{name}: {contender} gives {result}, {first} was wanted")
-
-    seconds = measure.in_turn(
-        {contender: (lambda c=contender: once(c)) for contender in contenders},
-        rounds,
-        check=check,
-        note=lambda line: note(f"{name}, {line}"),
-    )
-    return {c: Run(seconds[c], tasks[c], median(peaks[c][1:])) for c in contenders}
-
-
-def _peak_mib(sampler: MemorySampler, name: str) -> float:
+def once(client: Client, name: str, scale: float, check: Callable[[Any], None]) -> Run:
+    """Run a program, and check its result."""
+    with client.as_current(), dask.config.set(scheduler="dask.distributed"):
+        sampler = MemorySampler()
+        before = Counts.of(client)
+        with sampler.sample(name, client=client, interval=0.05, measure="managed"):
+            start = time.perf_counter()
+            result = client.compute(PROGRAMS[name](scale)).result()
+            seconds = time.perf_counter() - start
+        counts = Counts.of(client).since(before)
+    check(result)
     frame = sampler.to_pandas()
     used = frame[name].to_numpy() if len(frame) else np.zeros(1)
-    return float(used.max()) / 2**20
+    return Run(seconds, float(used.max()) / 2**20, counts)
+
+
+class Checked:
+    """The first result of a program, with which all others are compared."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.first = name, None
+
+    def __call__(self, result: Any) -> None:
+        self.first = result if self.first is None else self.first
+        if not np.allclose(np.asarray(self.first, float), np.asarray(result, float)):
+            raise AssertionError(f"{self.name}: got {result}, wanted {self.first}")
+
+
+def first_runs(
+    name: str, contenders: Sequence[str], workers: int, scale: float, rounds: int, note: Callable[[str], None]
+) -> dict[str, list[Run]]:
+    """Run a program as the first one of a new cluster, by each contender in turn."""
+    runs: dict[str, list[Run]] = {contender: [] for contender in contenders}
+    check = Checked(name)
+    for number in range(rounds):
+        for contender in _turn(contenders, number):
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                cluster(contender, workers, str(Path(folder, "costs"))) as client,
+            ):
+                runs[contender].append(once(client, name, scale, check))
+            note(f"{name}, round {number + 1}: {contender} {runs[contender][-1].seconds:.3f} s")
+    return runs
+
+
+def warm_runs(
+    name: str, clients: Mapping[str, Client], scale: float, rounds: int, note: Callable[[str], None]
+) -> dict[str, list[Run]]:
+    """Run a program on clusters that ran it before, by each contender in turn."""
+    runs: dict[str, list[Run]] = {contender: [] for contender in clients}
+    check = Checked(name)
+    for number in range(-1, rounds):
+        for contender in _turn(list(clients), number):
+            run = once(clients[contender], name, scale, check)
+            if number >= 0:
+                runs[contender].append(run)
+            note(
+                f"{name}, {f'round {number + 1}' if number >= 0 else 'warm-up'}: {contender} {run.seconds:.3f} s"
+            )
+    return runs
+
+
+def _turn(contenders: Sequence[str], number: int) -> list[str]:
+    """Return the contenders in the order of a round, of which each starts with the next one."""
+    start = number % len(contenders)
+    return [*contenders[start:], *contenders[:start]]
+
+
+def summarized(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Return medians of each contender; ratios to stock are medians of those inside each round."""
+    stock = runs["stock"]
+    summary: dict[str, Any] = {}
+    for contender, own in runs.items():
+        ratio = median(run.seconds / theirs.seconds for run, theirs in zip(own, stock, strict=True))
+        counts = {field: median(getattr(run.counts, field) for run in own) for field in Counts._fields}
+        cpu = [run.counts.scheduler_cpu + run.counts.worker_cpu for run in own]
+        base = [run.counts.scheduler_cpu + run.counts.worker_cpu for run in stock]
+        summary[contender] = {
+            "seconds": measure.Summary.of([run.seconds for run in own]),
+            "over_stock": ratio,
+            "cpu_over_stock": median(one / other for one, other in zip(cpu, base, strict=True)),
+            "peak_mib": median(run.peak_mib for run in own),
+            **counts,
+        }
+    return summary
+
+
+def show(
+    title: str, programs: Mapping[str, Mapping[str, Any]], contenders: Sequence[str]
+) -> dict[str, float]:
+    """Print a table of seconds and one of counts; return the geometric mean of each contender's ratios."""
+    others = [contender for contender in contenders if contender != "stock"]
+    means = {
+        c: exp(sum(log(own[c]["over_stock"]) for own in programs.values()) / len(programs)) for c in others
+    }
+    rows = [
+        [name, f"{own['stock']['seconds'].median:.2f}", *(f"{own[c]['over_stock']:.2f}" for c in others),
+         *(f"{own[c]['cpu_over_stock']:.2f}" for c in others)]
+        for name, own in programs.items()
+    ]  # fmt: skip
+    notes = [f"geometric means: {', '.join(f'{c} {mean:.2f}' for c, mean in means.items())}"]
+    columns = ["program", "stock s", *others, *(f"CPU {c}" for c in others)]
+    measure.show(f"{title}: time and CPU time, ours / stock", columns, rows, notes)
+    counted = [
+        [name, contender, f"{run['tasks']:.0f}", f"{run['messages']:.0f}", f"{run['transfers']:.0f}",
+         f"{run['transferred_mib']:.0f}", f"{run['peak_mib']:.0f}", f"{run['scheduler_cpu']:.2f}",
+         f"{run['worker_cpu']:.2f}"]
+        for name, own in programs.items()
+        for contender, run in own.items()
+    ]  # fmt: skip
+    columns = ["program", "contender", "tasks", "messages", "transfers", "MiB moved", "peak MiB", "scheduler CPU s",
+               "worker CPU s"]  # fmt: skip
+    measure.show(f"{title}: counts of a run", columns, counted)
+    return means
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; return 1 where results differ."""
-    parser = measure.options(__doc__.partition("\n")[0], rounds=5)
+    parser = measure.options(__doc__.partition("\n")[0], rounds=9)
     parser.add_argument("--workers", type=int, default=4, help="worker processes of each cluster (4)")
     parser.add_argument("--only", nargs="+", choices=sorted(PROGRAMS), help="these programs alone")
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=USUAL)
+    parser.add_argument("--first", action="store_true", help="a new cluster for each run")
+    parser.add_argument(
+        "--warm", action="store_true", help="clusters that ran the program before; default: both"
+    )
     args = parser.parse_args(arguments)
     scale, rounds = (0.02, 1) if args.toy else (1.0, args.rounds)
     names = args.only or list(PROGRAMS)
+    contenders = list(dict.fromkeys(["stock", *args.contenders]))
     note = (lambda line: None) if args.quiet else (lambda line: print(line, flush=True))
     record: dict[str, Any] = measure.provenance(workers=args.workers, rounds=rounds, scale=scale)
-    found: dict[str, dict[str, Run]] = {}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        clusters(CONTENDERS, args.workers, str(Path(folder, "costs"))) as contenders,
-    ):
-        for name in names:
-            found[name] = run(name, contenders, scale, rounds, note)
-    rows, logs = [], {"ours": [], "bundled": []}
-    over_stock: dict[str, dict[str, float]] = {}
-    for name, runs in found.items():
-        stock = runs["stock"]
-        cells = [name, f"{median(stock.seconds):.2f}"]
-        for contender in ("ours", "bundled"):
-            own = runs[contender]
-            ratio = median(a / b for a, b in zip(own.seconds, stock.seconds, strict=True))
-            logs[contender].append(log(ratio))
-            over_stock.setdefault(name, {})[contender] = ratio
-            cells += [f"{ratio:.2f}"]
-        cells += [str(stock.tasks), str(runs["bundled"].tasks)]
-        cells += [f"{stock.peak_mib:.0f}", f"{runs['bundled'].peak_mib:.0f}"]
-        rows.append(cells)
-    means = {c: exp(sum(logs[c]) / len(logs[c])) for c in logs}
-    measure.show(
-        f"Real programs on {args.workers} worker processes, {rounds} rounds: ours / stock",
-        ["program", "stock s", "ours", "bundled", "tasks", "bundled tasks", "peak MiB", "bundled MiB"],
-        rows,
-        [f"geometric means: ours {means['ours']:.2f}, bundled {means['bundled']:.2f}"],
-    )
-    record["programs"] = {
-        name: {
-            c: {
-                "seconds": measure.Summary.of(r.seconds),
-                "over_stock": over_stock[name].get(c, 1.0),
-                "tasks": r.tasks,
-                "peak_mib": r.peak_mib,
-            }
-            for c, r in runs.items()
-        }
-        for name, runs in found.items()
-    }
-    record["geometric_means"] = means
+    title = f"Real programs on {args.workers} worker processes, {rounds} rounds"
+    if args.first or not args.warm:
+        first = {n: summarized(first_runs(n, contenders, args.workers, scale, rounds, note)) for n in names}
+        record["first"] = {"programs": first, "geometric_means": show(f"{title}, first", first, contenders)}
+    if args.warm or not args.first:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            clusters(contenders, args.workers, str(Path(folder, "costs"))) as clients,
+        ):
+            warm = {n: summarized(warm_runs(n, clients, scale, rounds, note)) for n in names}
+        record["warm"] = {"programs": warm, "geometric_means": show(f"{title}, warm", warm, contenders)}
     if args.json:
         measure.write(args.json, record)
     return 0

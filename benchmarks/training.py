@@ -35,6 +35,7 @@ import training_nets as nets  # noqa: E402
 from distributed import Client  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
+import dask_ferro.tensor as ft  # noqa: E402
 
 RATE = 0.01
 # Of a round.  On a cluster its last step waits for the quarter of a second of steps that are submitted with it.
@@ -52,7 +53,7 @@ def training(net: nets.Net, **options: Any) -> Iterable[ff.FitStep]:
         net.ferro,
         dict(net.params),
         dict(net.data),
-        ff.optim.SGD(RATE),
+        ft.optim.SGD(RATE),
         batch_size=net.rows,
         seed=None,
         epochs=1_000_000,

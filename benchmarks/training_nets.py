@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as f
 
-import dask_ferro as ff
+import dask_ferro.tensor as ft
 
 Loss = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 
@@ -56,8 +56,8 @@ def mlp(batches: int, rows: int = 336, width: int = 64) -> Net:
     data = {"x": rng.random((batches * rows, 64), np.float32), "y": rng.integers(0, 10, batches * rows)}
 
     def ferro(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
-        hidden = ff.nn.relu(batch["x"] @ w["hidden"] + w["hidden_bias"])
-        return ff.nn.cross_entropy(hidden @ w["scores"] + w["scores_bias"], batch["y"])
+        hidden = ft.nn.relu(batch["x"] @ w["hidden"] + w["hidden_bias"])
+        return ft.nn.cross_entropy(hidden @ w["scores"] + w["scores_bias"], batch["y"])
 
     def eager(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         hidden = torch.relu(batch["x"] @ w["hidden"] + w["hidden_bias"])
@@ -78,9 +78,9 @@ def convolutions(batches: int, rows: int = 64) -> Net:
     data = {"x": images, "y": rng.integers(0, 10, batches * rows)}
 
     def ferro(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
-        x = ff.nn.max_pool2d(ff.nn.relu(ff.nn.conv2d(batch["x"], w["first"], padding=1)), 2)
-        x = ff.nn.max_pool2d(ff.nn.relu(ff.nn.conv2d(x, w["second"], padding=1)), 2)
-        return ff.nn.cross_entropy(ff.reshape(x, (-1, 32 * 7 * 7)) @ w["scores"], batch["y"])
+        x = ft.nn.max_pool2d(ft.nn.relu(ft.nn.conv2d(batch["x"], w["first"], padding=1)), 2)
+        x = ft.nn.max_pool2d(ft.nn.relu(ft.nn.conv2d(x, w["second"], padding=1)), 2)
+        return ft.nn.cross_entropy(ft.reshape(x, (-1, 32 * 7 * 7)) @ w["scores"], batch["y"])
 
     def eager(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = f.max_pool2d(f.relu(f.conv2d(batch["x"], w["first"], padding=1)), 2)
@@ -107,12 +107,12 @@ def block(batches: int, rows: int = 4, tokens: int = 64, width: int = 512, heads
 
     def ferro(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = batch["x"]
-        h = ff.nn.layer_norm(x, (width,), w["first"], w["first_bias"])
-        q, k, v = (ff.permute_dims(ff.reshape(h @ w[name], split), (0, 2, 1, 3)) for name in "qkv")
-        a = ff.permute_dims(ff.nn.scaled_dot_product_attention(q, k, v), (0, 2, 1, 3))
-        x = x + ff.reshape(a, joined) @ w["o"]
-        h = ff.nn.layer_norm(x, (width,), w["second"], w["second_bias"])
-        return ff.nn.mse_loss(x + ff.nn.gelu(h @ w["up"]) @ w["down"], batch["y"])
+        h = ft.nn.layer_norm(x, (width,), w["first"], w["first_bias"])
+        q, k, v = (ft.permute_dims(ft.reshape(h @ w[name], split), (0, 2, 1, 3)) for name in "qkv")
+        a = ft.permute_dims(ft.nn.scaled_dot_product_attention(q, k, v), (0, 2, 1, 3))
+        x = x + ft.reshape(a, joined) @ w["o"]
+        h = ft.nn.layer_norm(x, (width,), w["second"], w["second_bias"])
+        return ft.nn.mse_loss(x + ft.nn.gelu(h @ w["up"]) @ w["down"], batch["y"])
 
     def eager(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = batch["x"]
@@ -137,8 +137,8 @@ def wide(batches: int, size: int, rows: int = 64) -> Net:
     def ferro(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = batch["x"]
         for i in range(count):
-            x = ff.nn.relu(x @ w[f"layer{i}"])
-        return ff.nn.mse_loss(x, batch["y"])
+            x = ft.nn.relu(x @ w[f"layer{i}"])
+        return ft.nn.mse_loss(x, batch["y"])
 
     def eager(w: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         x = batch["x"]

@@ -1,7 +1,9 @@
 """ONNX models and tensor graphs as Dask graphs.
 
-Each public name is imported at its first use: `import dask_ferro` itself loads neither dask, onnx nor numpy, so a
-scheduler, a worker plugin or the command line imports only the modules that it uses.
+`dask_ferro.tensor` has lazy tensors, their functions, layers and optimizers, `dask_ferro.parallel` meshes, placements
+and schedules, and `dask_ferro.testing` graphs of known size.  Each public name is imported at its first use: `import
+dask_ferro` itself loads neither dask, onnx nor numpy, so a scheduler, a worker plugin or the command line imports
+only the modules that it uses.
 
 >>> import dask_ferro as ff
 >>> model = ff.from_onnx("mlp.onnx")      # doctest: +SKIP
@@ -15,110 +17,69 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dask_ferro import parallel as parallel
+    from dask_ferro import tensor as tensor
+    from dask_ferro import testing as testing
     from dask_ferro.elastic.controller import Elastic
-    from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
-    from dask_ferro.graph import workloads
-    from dask_ferro.graph.autodiff.grad import grad, value_and_grad
-    from dask_ferro.graph.ir.regions import signal
-    from dask_ferro.graph.parallel.apply import apply
-    from dask_ferro.graph.parallel.autoplan import plan
-    from dask_ferro.graph.pipeline.named import schedule
-    from dask_ferro.graph.pipeline.schedule import Schedule
-    from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
-    from dask_ferro.graph.sharding.redistribute import Mesh
-    from dask_ferro.graph.tensor import nn, optim
-    from dask_ferro.graph.tensor.emit import save_onnx, to_model
-    from dask_ferro.graph.tensor.namespace import *  # noqa: F403
-    from dask_ferro.instructions import tape
+    from dask_ferro.errors import ConfigError, InputError, ModelError, UnsupportedOpError
+    from dask_ferro.graph.parallel.apply import apply_plan
+    from dask_ferro.graph.parallel.autoplan import propose_plans
+    from dask_ferro.instructions import list_instructions
     from dask_ferro.local.local_cluster import LocalCluster
-    from dask_ferro.lower.model.collection import ModelGraph, from_onnx
-    from dask_ferro.lower.ranks.parallel import parallel
-    from dask_ferro.lower.ranks.sharded import gather
-    from dask_ferro.lower.ranks.spmd import Ranks
-    from dask_ferro.lower.tensor import Tensor, TensorModel, load
-    from dask_ferro.observe.check import check
-    from dask_ferro.observe.tracing import trace
-    from dask_ferro.scheduler.annotations import Prefer, Require
-    from dask_ferro.scheduler.bundled import bundled
+    from dask_ferro.lower.model.collection import Model, from_onnx
+    from dask_ferro.lower.ranks.parallel import parallelize
+    from dask_ferro.lower.tensor import TrainableModel, load_trainable
+    from dask_ferro.observe.check import check_cluster
+    from dask_ferro.observe.tracing import profile
+    from dask_ferro.scheduler.annotations import prefer_device, require_device
+    from dask_ferro.scheduler.bundled import bundle_tasks
     from dask_ferro.scheduler.install import install, uninstall
     from dask_ferro.slurm.cluster import SLURMCluster
-    from dask_ferro.stream import run
+    from dask_ferro.stream import predict_files
     from dask_ferro.train.fit import fit
-    from dask_ferro.train.rates import CosineRate
-    from dask_ferro.train.update import LossScale
+    from dask_ferro.train.rates import CosineDecay
+    from dask_ferro.train.update import LossScaler
     from dask_ferro.views.progress import progress
 
 __version__: str
 
 # Public names by the module that defines them.
 _MODULES = {
-    "errors": ("ConfigError", "ModelError", "UnsupportedOp"),
-    "graph.parallel.apply": ("apply",),
-    "graph.autodiff.grad": ("grad", "value_and_grad"),
-    "graph.sharding.placements": ("Partial", "Replicate", "Shard"),
-    "graph.parallel.autoplan": ("plan",),
-    "graph.sharding.redistribute": ("Mesh",),
-    "graph.pipeline.named": ("schedule",),
-    "graph.pipeline.schedule": ("Schedule",),
-    "graph.ir.regions": ("signal",),
-    "graph.tensor.emit": ("save_onnx", "to_model"),
-    "instructions": ("tape",),
-    "lower.model.collection": ("ModelGraph", "from_onnx"),
-    "lower.ranks.parallel": ("parallel",),
-    "lower.ranks.sharded": ("gather",),
-    "lower.ranks.spmd": ("Ranks",),
-    "lower.tensor": ("Tensor", "TensorModel", "load"),
-    "scheduler.bundled": ("bundled",),
-    "observe.check": ("check",),
-    "elastic.controller": ("Elastic",),
-    "local.local_cluster": ("LocalCluster",),
-    "scheduler.annotations": ("Prefer", "Require"),
-    "scheduler.install": ("install", "uninstall"),
-    "slurm.cluster": ("SLURMCluster",),
-    "observe.tracing": ("trace",),
-    "stream": ("run",),
+    "lower.model.collection": ("Model", "from_onnx"),
+    "stream": ("predict_files",),
+    "lower.tensor": ("TrainableModel", "load_trainable"),
     "train.fit": ("fit",),
-    "train.rates": ("CosineRate",),
-    "train.update": ("LossScale",),
+    "train.update": ("LossScaler",),
+    "train.rates": ("CosineDecay",),
+    "lower.ranks.parallel": ("parallelize",),
+    "graph.parallel.apply": ("apply_plan",),
+    "graph.parallel.autoplan": ("propose_plans",),
+    "scheduler.install": ("install", "uninstall"),
+    "scheduler.bundled": ("bundle_tasks",),
+    "scheduler.annotations": ("prefer_device", "require_device"),
+    "observe.check": ("check_cluster",),
+    "observe.tracing": ("profile",),
+    "instructions": ("list_instructions",),
     "views.progress": ("progress",),
+    "local.local_cluster": ("LocalCluster",),
+    "slurm.cluster": ("SLURMCluster",),
+    "elastic.controller": ("Elastic",),
+    "errors": ("ConfigError", "InputError", "ModelError", "UnsupportedOpError"),
 }
-# name -> (module, attribute); None is the module itself
-_PUBLIC: dict[str, tuple[str, str | None]] = {}
-for _module, _names in _MODULES.items():
-    _PUBLIC |= {name: (f"dask_ferro.{_module}", name) for name in _names}
-_PUBLIC |= {name: (f"dask_ferro.graph.tensor.{name}", None) for name in ("nn", "optim")}
-_PUBLIC["workloads"] = ("dask_ferro.graph.workloads", None)
-
-# Functions of lazy tensors, by their names in the array-API standard.
-_ARRAY_API = (
-    "abs", "acos", "acosh", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "argument", "asarray",
-    "asin", "asinh", "astype", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
-    "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_arrays", "broadcast_shapes", "broadcast_to",
-    "can_cast", "ceil", "clip", "concat", "copysign", "cos", "cosh", "count_nonzero", "cumulative_prod",
-    "cumulative_sum", "diff", "divide", "equal", "erf", "exp", "expand_dims", "expm1", "eye", "finfo", "flip",
-    "floor", "floor_divide", "full", "full_like", "greater", "greater_equal", "hypot", "iinfo", "isdtype",
-    "isfinite", "isin", "isinf", "isnan", "less", "less_equal", "linspace", "log", "log10", "log1p", "log2",
-    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul", "matrix_transpose", "max",
-    "maximum", "mean", "meshgrid", "min", "minimum", "moveaxis", "multiply", "negative", "not_equal", "ones",
-    "ones_like", "permute_dims", "positive", "pow", "prod", "reciprocal", "remainder", "repeat", "reshape",
-    "result_type", "roll", "round", "searchsorted", "sign", "signbit", "sin", "sinh", "sort", "split", "sqrt",
-    "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh", "tensordot",
-    "tile", "tril", "triu", "trunc", "unstack", "var", "vecdot", "where", "zeros", "zeros_like",
-)  # fmt: skip
-_PUBLIC |= {name: ("dask_ferro.graph.tensor.namespace", name) for name in _ARRAY_API}
+_PUBLIC = {name: f"dask_ferro.{module}" for module, names in _MODULES.items() for name in names}
+_NAMESPACES = ("tensor", "parallel", "testing")
 
 __all__ = [
-    "from_onnx", "load", "run", "install", "uninstall", "check", "bundled", "progress", "trace", "tape", "ModelGraph",
-    "LocalCluster", "SLURMCluster", "Elastic", "Tensor", "TensorModel", "nn", "optim",
-    "grad", "value_and_grad", "signal", "save_onnx", "to_model", "apply", "plan", "Ranks", "gather", "parallel",
-    "fit", "LossScale", "CosineRate", "schedule", "Schedule", "Mesh", "Replicate", "Shard", "Partial",
-    "Prefer", "Require", "workloads", "ConfigError", "ModelError", "UnsupportedOp", "__version__",
-    *_ARRAY_API,
+    "from_onnx", "Model", "predict_files", "load_trainable", "TrainableModel", "fit", "LossScaler", "CosineDecay",
+    "parallelize", "apply_plan", "propose_plans", "install", "uninstall", "bundle_tasks", "prefer_device",
+    "require_device", "check_cluster", "profile", "list_instructions", "progress", "LocalCluster", "SLURMCluster",
+    "Elastic", "InputError", "ConfigError", "ModelError", "UnsupportedOpError",
+    *_NAMESPACES, "__version__",
 ]  # fmt: skip
 
 
 # Python makes a module an attribute of its package when it is first loaded.  `trace.py` is loaded here (6 ms, for its
-# imports from the standard library) and the attribute is removed, so that it never hides the function `ff.trace`.
+# imports from the standard library) and the attribute is removed, so that it never hides the function `ff.profile`.
 import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
@@ -131,9 +92,9 @@ def _loaded(name: str, module: str) -> Any:
         if error.name is None or error.name.partition(".")[0] != "dask_jobqueue":
             # What else is missing is no extra, but a fault of the installation.
             raise
-        from dask_ferro.errors import ConfigError
+        from dask_ferro.errors import InputError
 
-        raise ConfigError(
+        raise InputError(
             f"ff.{name} needs dask-jobqueue, which is not installed: pip install 'dask_ferro[slurm]'"
         ) from None
 
@@ -143,14 +104,13 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("dask-ferro")
+    elif name in _NAMESPACES:
+        value = import_module(f"dask_ferro.{name}")
     elif name in _PUBLIC:
-        module, attribute = _PUBLIC[name]
-        if name in _ARRAY_API or name in ("nn", "optim", "fit"):
-            # This import gives tensors their `compute`, which the result of any of these functions needs.
+        if name == "fit":
+            # This import gives tensors their `compute`, which a loss may call.
             import_module("dask_ferro.lower.tensor")
-        value = _loaded(name, module)
-        if attribute is not None:
-            value = getattr(value, attribute)
+        value = getattr(_loaded(name, _PUBLIC[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -1,4 +1,4 @@
-"""The command line: `dask ferro run | import | simulate | replay | cluster | check | pools | jobs | top | config`.
+"""The command line: `dask ferro benchmark`, `inspect`, `simulate`, `replay`, `cluster`, `check`, `top` and others.
 
 Every command calls functions that Python code can call as well.  Every `dask` command imports this module, so it
 imports only click; a command's module is imported when it is called.  `commands.faults` has the exit statuses.
@@ -20,7 +20,7 @@ _MODULES = {
     "cluster": ("cluster",),
     "config": ("config",),
     "jobs": ("jobs", "pools"),
-    "model": ("run", "import"),
+    "model": ("benchmark", "inspect"),
     "replay": ("simulate", "replay"),
     "top": ("top",),
 }
@@ -37,8 +37,7 @@ class _Commands(Command, click.Group):
         if module is None:
             return None
         found: Any = import_module(f"dask_ferro.commands.{module}")
-        # `import` is a word of Python.
-        command: click.Command = getattr(found, cmd_name, None) or getattr(found, f"{cmd_name}_")
+        command: click.Command = getattr(found, cmd_name)
         return command
 
 

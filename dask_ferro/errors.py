@@ -1,8 +1,8 @@
-"""The three errors that dask_ferro raises on purpose; the type says what has to change.
+"""The four errors that dask_ferro raises on purpose; the type says what has to change.
 
-`ModelError`: the model file is wrong and has to be repaired.  `UnsupportedOp`: no engine of dask_ferro computes an
-operator.  `ConfigError`: the call, the configuration or the site is wrong.  All problems that one check finds are
-reported together, and always before a task is submitted.
+`ModelError`: the model file is wrong and has to be repaired.  `UnsupportedOpError`: no engine of dask_ferro computes an
+operator.  `InputError`: a call got what it cannot use.  `ConfigError`, which is an `InputError`: the configuration or
+the site is wrong.  All problems that one check finds are reported together, and always before a task is submitted.
 """
 
 from __future__ import annotations
@@ -49,29 +49,43 @@ class ModelError(_Problems, ValueError):
     """
 
 
-class UnsupportedOp(_Problems, NotImplementedError):
+class UnsupportedOpError(_Problems, NotImplementedError):
     """The model is valid, but no engine of dask_ferro computes one of its nodes.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> print(ff.UnsupportedOp("cannot run 'm'", ["node 'n': no engine computes com.example::Fancy"]))
+    >>> print(ff.UnsupportedOpError("cannot run 'm'", ["node 'n': no engine computes com.example::Fancy"]))
     cannot run 'm':
       - node 'n': no engine computes com.example::Fancy
     """
 
 
-class ConfigError(ValueError):
-    """The call, the configuration or the site is wrong: bad input, a missing extra, an unreadable path.
+class InputError(ValueError):
+    """A call got what it cannot use: a wrong value, shape, dtype or path, or an extra is missing.
 
     Examples
     --------
-    >>> import dask_ferro as ff
+    >>> import dask_ferro.tensor as ft
+    >>> from dask_ferro import InputError
     >>> try:
-    ...     ff.argument("", (3,))
-    ... except ff.ConfigError as error:
+    ...     ft.input("", (3,))
+    ... except InputError as error:
     ...     print(error)
-    argument: a name is a string that is not empty, got ''
+    input: a name is a string that is not empty, got ''
+    """
+
+
+class ConfigError(InputError):
+    """Dask's configuration, or that of a site, is wrong: an unknown option, or a value of the wrong kind.
+
+    Examples
+    --------
+    >>> import dask
+    >>> import dask_ferro as ff
+    >>> with dask.config.set({"ferro.cache.byte": 1}):
+    ...     ff.ConfigError.__base__.__name__
+    'InputError'
     """
 
 

@@ -1,8 +1,8 @@
-"""`ff.tape`: the instructions that a run executed, one a row, in the order in which they started.
+"""`ff.list_instructions`: the instructions that a run executed, one a row, in the order in which they started.
 
 The rows are read from the run's `Trace`; there is no second log.  Where the ops
-inside of bundles were recorded (`ff.trace(client, ops=True)`) a row is an op, elsewhere a task: a bundle, an action of
-a pipeline, a step of a collective.  A transfer of a task's input is a row of its own, "transfer", with the region,
+inside of bundles were recorded (`ff.profile(client, ops=True)`) a row is an op, elsewhere a task: a bundle, an action
+of a pipeline, a step of a collective.  A transfer of a task's input is a row of its own, "transfer", with the region,
 placement, stage and micro-batch of that task.  Seconds are the duration of the instruction, sizes are bytes.
 
 Regions, placements and stages are empty for a graph that was written without signals, mesh or pipeline.
@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.trace import About, Span, Trace
 
 # The trace's counters of tasks and ops that are missing from it.
@@ -29,7 +29,7 @@ class Instruction(NamedTuple):
     op : str
         The type of an op; the prefix of a task whose ops were not recorded; "transfer" for a fetched input.
     region : str
-        The signals (`ff.signal`) that its nodes were written under, such as "layer1/attention backward".
+        The signals (`ft.region`) that its nodes were written under, such as "layer1/attention backward".
     placement : str
         The placement of its outputs on the mesh, such as "S(0),R".
     stage, micro_batch : int or None
@@ -78,31 +78,31 @@ class Instructions(tuple[Instruction, ...]):
         return "\n".join([*lines, *([f"without {self.missing}"] if self.missing else [])])
 
 
-def tape(run: Any) -> Instructions:
+def list_instructions(run: Any) -> Instructions:
     """Return the instructions that a run executed.
 
     Parameters
     ----------
-    run : the object of `ff.trace(client)`, Trace, or path
+    run : the object of `ff.profile(client)`, Trace, or path
         A recording whose block has ended, a trace (measured or simulated), or a trace file.
 
     Raises
     ------
-    ConfigError
+    InputError
         If `run` is none of these, its block has not ended, or the file is not a trace.
 
     Examples
     --------
-    >>> with ff.trace(client) as run:   # doctest: +SKIP
+    >>> with ff.profile(client) as run:   # doctest: +SKIP
     ...     step(batch).compute()
-    >>> print(ff.tape(run))             # doctest: +SKIP
+    >>> print(ff.list_instructions(run))             # doctest: +SKIP
     op        region           placement  stage  micro_batch  worker           seconds   nbytes
     forward   layer1                      0      0            tcp://...:35213  0.001204  4096
     """
     trace = Trace.load(run) if isinstance(run, str | os.PathLike) else getattr(run, "trace", run)
     if not isinstance(trace, Trace):
-        wanted = "what ff.trace(client) gives, a Trace, or the path of one"
-        raise ConfigError(f"tape: run: got {type(run).__name__}, wanted {wanted}")
+        wanted = "what ff.profile(client) gives, a Trace, or the path of one"
+        raise InputError(f"list_instructions: run: got {type(run).__name__}, wanted {wanted}")
     about = {task.key: task.about for task in trace.tasks}
     inside = {(span.key, span.worker) for span in trace.of("op")}
     rows = [

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from dask_ferro import portable
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 SUFFIX = ".ferro-lock"
 # Error numbers of systems and file systems without `flock`.
@@ -43,7 +43,7 @@ class Words(NamedTuple):
     """Words of the error messages: the locked thing, and its holder."""
 
     thing: str = "sink"
-    who: str = "ff.run"
+    who: str = "ff.predict_files"
 
 
 SINK = Words()
@@ -60,10 +60,10 @@ class Hold:
     pid: int = field(default_factory=os.getpid)
 
     def check(self) -> None:
-        """Raise `ConfigError` if the lock file was removed, so that another process may hold a new one."""
+        """Raise `InputError` if the lock file was removed, so that another process may hold a new one."""
         # Somebody may have removed it by hand; the next process then locks a new file at the same path.
         if not _is_at(self.handle, self.path):
-            raise ConfigError(
+            raise InputError(
                 f"{self.words.thing} {self.sink!r}: its lock file {self.path!r} was removed or replaced while it was"
                 " written; nothing of another run was touched"
             )
@@ -85,7 +85,7 @@ def held(sinks: Sequence[str], words: Words = SINK) -> Iterator[list[Hold]]:
 
     Raises
     ------
-    ConfigError
+    InputError
         If another process holds one (the message has its host, process id and start time), or if the system, the
         file system or the folder cannot have such lock files.
     """
@@ -106,7 +106,7 @@ def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
         os.write(hold.handle, text)
         os.ftruncate(hold.handle, len(text))
     except OSError as error:
-        raise ConfigError(
+        raise InputError(
             f"{words.thing} {sink!r} cannot be written: {error.strerror} ({error.filename or sink!r}); choose another"
             " path"
         ) from error
@@ -139,7 +139,7 @@ def _acquired(sink: str, words: Words) -> Hold:
             _close(handle)
             if error.errno not in _UNSUPPORTED:
                 raise
-            raise ConfigError(
+            raise InputError(
                 f"{words.thing} {sink!r} cannot be written: {words.who} locks it by flock, which this system or"
                 " its file system does not have; choose a path on another one, or have it mounted with flock"
             ) from error
@@ -161,9 +161,9 @@ def record() -> dict[str, Any]:
     }
 
 
-def refused(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> ConfigError:
+def refused(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> InputError:
     """Return the error for a lock that another process holds; `found` is the record in it."""
-    return ConfigError(
+    return InputError(
         f"{words.thing} {sink!r} is being written by another {words.who}: {who(found)}; wait for its end, or end"
         " it, or choose another path"
     )

@@ -239,9 +239,10 @@ class PluginOptions:
         "Whether to run the longest chains of narrow graphs first; wide graphs keep Dask's order, which needs less"
         " memory.",
     )
-    answer: float = seconds(
+    timeout: float = seconds(
         "15s",
-        "How long `ff.install`, `ff.uninstall`, `ff.check` and `ff.trace(ops=True)` wait for each worker; a worker that"
+        "How long `ff.install`, `ff.uninstall`, `ff.check_cluster` and `ff.profile(ops=True)` wait for each worker;"
+        " a worker that"
         " hangs is reported, and set up when it reconnects. On a busy machine, a worker may need some seconds to import"
         " the package.",
     )
@@ -288,7 +289,7 @@ class ElasticOptions:
         " Set 1 if the maximum is one job, since no other worker could then take over its data.",
         "workers",
     )
-    patience: float = seconds(
+    idle_timeout: float = seconds(
         "10s",
         "Minimum idle time of a job before it ends; it is longer if a new job would take longer to arrive.",
     )
@@ -360,7 +361,8 @@ _FIELDS: dict[str, Any] = {
     ),
     "ranks.checkpoint-calls": count(
         20,
-        "Number of successive submissions of `ff.Ranks`, `ff.parallel` or groups of steps of `ff.fit`, after which"
+        "Number of successive submissions of `dask_ferro.parallel.Ranks`, `ff.parallelize` or groups of steps of"
+        " `ff.fit`, after which"
         " persisted results that are inputs of the next call are fetched by the client, and sent with that call's"
         " graph: a dead worker costs at most this many submissions, and the scheduler keeps the tasks of this many. The"
         " call waits for these results. null: they are never fetched.",
@@ -377,7 +379,7 @@ _FIELDS: dict[str, Any] = {
     # Beside `workers`, as both decide into how many tasks a graph is cut.
     "bundle.costs": path(
         "~/.cache/dask_ferro/task-costs",
-        "File on the scheduler's machine that keeps what tasks cost, so that `ff.bundled` knows them in the next"
+        "File on the scheduler's machine that keeps what tasks cost, so that `ff.bundle_tasks` knows them in the next"
         " program too; null: they are forgotten with the scheduler.",
     ),
     "worker.device": choice(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dask_ferro import lines
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 _VERSION = 1
 _GZIP = b"\x1f\x8b"
@@ -108,7 +108,7 @@ class About(NamedTuple):
     Attributes
     ----------
     region : str
-        The signals (`ff.signal`) that its nodes were written under.
+        The signals (`ft.region`) that its nodes were written under.
     placement : str
         The placement of its outputs on the mesh, such as "S(0),R"; "" if there is none.
     stage, micro_batch : int or None
@@ -247,7 +247,7 @@ class Trace:
 
         Raises
         ------
-        ConfigError
+        InputError
             For a key of a type that Dask does not allow, or a path that cannot be written.
         """
         write_whole(path, "".join(line + "\n" for line in _lines(self)).encode())
@@ -258,7 +258,7 @@ class Trace:
 
         Raises
         ------
-        ConfigError
+        InputError
             For a file that cannot be read, is not a trace, has another version, or was cut short.
         """
         where = f"trace {str(path)!r}"
@@ -270,14 +270,14 @@ class Trace:
                 row = _row(line)
             except (ValueError, TypeError, RecursionError, OverflowError) as error:
                 got = f"{where}, line {number}: got {line[:60]!r}"
-                raise ConfigError(f"{got}, wanted a span or a task ({error})") from None
+                raise InputError(f"{got}, wanted a span or a task ({error})") from None
             found[type(row)].append(row)
         rows = [len(found[Span]), len(found[TracedTask])]
         if rows != head["rows"]:
-            raise ConfigError(f"{where}: got {rows} spans and tasks, wanted {head['rows']}: cut short?")
+            raise InputError(f"{where}: got {rows} spans and tasks, wanted {head['rows']}: cut short?")
         twice = [key for key, number in Counter(task.key for task in found[TracedTask]).items() if number > 1]
         if twice:
-            raise ConfigError(f"{where}: task {twice[0]!r} occurs twice, wanted each once; record it again")
+            raise InputError(f"{where}: task {twice[0]!r} occurs twice, wanted each once; record it again")
         return cls(tuple(found[Span]), tuple(found[TracedTask]), head["workers"], head["counts"])
 
 
@@ -286,7 +286,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a path that cannot be written.
     """
     target = Path(path)
@@ -296,7 +296,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         lines.put(os.fspath(path), content)
     except OSError as error:
-        raise ConfigError(f"trace {str(target)!r}: cannot be written ({error})") from error
+        raise InputError(f"trace {str(target)!r}: cannot be written ({error})") from error
 
 
 def _lines(trace: Trace) -> Iterator[str]:
@@ -325,7 +325,7 @@ def _plain(key: Key) -> Any:
         return {"bytes": key.hex()}
     if type(key) in (str, int, float):
         return key
-    raise ConfigError(f"trace: key {key!r} of type {type(key).__name__}, wanted one of Dask's types of keys")
+    raise InputError(f"trace: key {key!r} of type {type(key).__name__}, wanted one of Dask's types of keys")
 
 
 def _key(plain: Any) -> Any:
@@ -397,13 +397,13 @@ def _text(path: Path, where: str) -> str:
                 # One byte more than is allowed proves the excess; the whole content might not fit into memory.
                 unpacked = file.read(most + 1)
             if len(unpacked) > most:
-                raise ConfigError(
+                raise InputError(
                     f"{where}: {len(content)} bytes unpack to more than {most}, as no trace's do"
                 )
             content = unpacked
         return content.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: cannot be read ({error})") from error
+        raise InputError(f"{where}: cannot be read ({error})") from error
 
 
 def _header(line: str, where: str) -> dict[str, Any]:
@@ -412,7 +412,7 @@ def _header(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict) or head.get("ferrotrace") != _VERSION:
-        raise ConfigError(f"{where}: got {line[:60]!r}, wanted a trace of version {_VERSION}")
+        raise InputError(f"{where}: got {line[:60]!r}, wanted a trace of version {_VERSION}")
     try:
         threads, counts = head["workers"].values(), head["counts"].values()
         if not all(type(n) is int and 0 <= n <= _MOST_THREADS for n in threads):
@@ -421,4 +421,4 @@ def _header(line: str, where: str) -> dict[str, Any]:
             raise ValueError("a count is no finite number")
         return {**head, "rows": list(head["rows"])}
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: its first line is damaged ({error!r})") from None
+        raise InputError(f"{where}: its first line is damaged ({error!r})") from None

@@ -22,7 +22,7 @@ import dask_ferro as ff
 NOISE = (0, 1, 2, 4, 8)  # standard deviations, of pixels from 0 to 16
 
 
-def accuracies(model: ff.ModelGraph, images: da.Array, labels: da.Array) -> list[da.Array]:
+def accuracies(model: ff.Model, images: da.Array, labels: da.Array) -> list[da.Array]:
     """Return the lazy accuracy for each strength of noise."""
     rng = da.random.default_rng(0)
     found = []

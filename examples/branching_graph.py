@@ -21,7 +21,7 @@ import dask_ferro as ff
 GRANULARITIES = ("model", "auto", "op")
 
 
-def timed(client: Client, model: ff.ModelGraph, image: np.ndarray) -> tuple[np.ndarray, float]:
+def timed(client: Client, model: ff.Model, image: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the scores and the median seconds of three runs, after three runs that built the sessions.
 
     Each run has a different image, the given one the last, since Dask would not compute the same task twice.

@@ -37,7 +37,7 @@ class Run(NamedTuple):
     tasks: Counter[str]
 
 
-def classify(client: Client, model: ff.ModelGraph, images: np.ndarray, batch: int) -> Run:
+def classify(client: Client, model: ff.Model, images: np.ndarray, batch: int) -> Run:
     """Classify all images several times, from the images in this process to the scores in this process.
 
     Each run has another order of the images, the given one last, since Dask would not compute the same task twice.
@@ -47,7 +47,7 @@ def classify(client: Client, model: ff.ModelGraph, images: np.ndarray, batch: in
         shifted = np.roll(images, shift, axis=0)
         with get_task_stream(client) as stream:
             start = time.perf_counter()
-            scores = client.compute(model(shifted, batch=batch)).result()
+            scores = client.compute(model(shifted, batch_size=batch)).result()
             seconds.append(time.perf_counter() - start)
     return Run(scores, seconds, Counter(record["worker"] for record in stream.data))
 
@@ -70,7 +70,7 @@ def demo(path: Path, rows: int, batch: int) -> bool:
         model = ff.from_onnx(path)
         image_shape = model.inputs["image"].shape[1:]
         images = held_out.images[which].reshape(-1, *image_shape)
-        print(model(images, batch=batch))
+        print(model(images, batch_size=batch))
 
         digits = f"{len(held_out.labels)} held-out digits, repeated"
         print(f"\nClassifying {rows:,} images ({digits}), {batch:,} a task ...")

@@ -17,6 +17,8 @@ import onnx
 from train_digits import MODELS, Digits, split
 
 import dask_ferro as ff
+import dask_ferro.parallel as fp
+import dask_ferro.tensor as ft
 
 BATCH, RATE = 128, 3e-2
 SOURCE = MODELS / "digits_conv.onnx"
@@ -28,20 +30,20 @@ def inverted(digits: Digits) -> Digits:
 
 
 def tuned(
-    model: ff.TensorModel, params: dict[str, ff.Tensor], digits: Digits, steps: int
+    model: ff.TrainableModel, params: dict[str, ft.Tensor], digits: Digits, steps: int
 ) -> dict[str, np.ndarray]:
     """Return the parameters after some steps of Adam."""
     # The loss is computed of logits: `scores`, the model's output, is their softmax.
     logits = model.until("logits")(params=params)
-    loss = ff.nn.cross_entropy(logits, ff.argument("label", ("N",), "int64"))
-    step = ff.parallel(loss, params=params, optimizer=ff.optim.Adam(RATE))
+    loss = ft.nn.cross_entropy(logits, ft.input("label", ("N",), "int64"))
+    step = ff.parallelize(loss, params=params, optimizer=ft.optim.Adam(RATE))
     rng, now = np.random.default_rng(0), None
     for _ in range(steps):
         rows = rng.choice(len(digits.labels), BATCH, replace=False)
         batch = {"image": digits.images[rows], "label": digits.labels[rows]}
         kept = {} if now is None else {"params": now.params, "state": now.state}
         now = step(batch, **kept).submit()
-    return ff.gather(now.params)
+    return fp.gather(now.params)
 
 
 def accuracy(path: Path, digits: Digits) -> float:
@@ -59,7 +61,7 @@ def main() -> None:
     from dask.distributed import Client, LocalCluster
 
     train, held = map(inverted, split())
-    model = ff.load(SOURCE)
+    model = ff.load_trainable(SOURCE)
     print(model)
     print(f"as it is: {accuracy(SOURCE, held):.1%} of the held-out digits")
     runs = {"last layer": model.parameters("fc.*"), "all layers": model.parameters()}

@@ -12,5 +12,5 @@ if __name__ == "__main__":
     with ff.LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
         model = ff.from_onnx(Path(__file__).parent / "models" / "digits_mlp.onnx")
         print(model)
-        scores = client.compute(model(images.astype("float32"), batch=500)).result()
+        scores = client.compute(model(images.astype("float32"), batch_size=500)).result()
         print(f"scores {scores.shape}; the first ten are {labels[:10]}, named {scores[:10].argmax(axis=1)}")

@@ -19,24 +19,25 @@ from typing import Any
 import numpy as np
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 
 HIDDEN, ROWS, RATE = 64, 128, 1e-2
 
 
 def network(params: Any, image: Any) -> Any:
-    with ff.signal("hidden"):
-        hidden = ff.nn.relu(image @ params["hidden"]["weight"] + params["hidden"]["bias"])
-    with ff.signal("scores"):
+    with ft.region("hidden"):
+        hidden = ft.nn.relu(image @ params["hidden"]["weight"] + params["hidden"]["bias"])
+    with ft.region("scores"):
         return hidden @ params["scores"]["weight"] + params["scores"]["bias"]
 
 
 def loss(params: Any, batch: Any) -> Any:
-    return ff.nn.cross_entropy(network(params, batch["image"]), batch["label"])
+    return ft.nn.cross_entropy(network(params, batch["image"]), batch["label"])
 
 
 def accuracy(params: Any, batch: Any) -> Any:
-    right = ff.argmax(network(params, batch["image"]), axis=1) == batch["label"]
-    return ff.mean(ff.astype(right, "float32"))
+    right = ft.argmax(network(params, batch["image"]), axis=1) == batch["label"]
+    return ft.mean(ft.astype(right, "float32"))
 
 
 def parameters(seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
@@ -64,17 +65,17 @@ def training(folder: str | None, epochs: int, plan: str | None = None) -> Any:
         loss,
         parameters(),
         digits(),
-        ff.optim.Adam(RATE),
+        ft.optim.Adam(RATE),
         plan=plan,
         epochs=epochs,
         batch_size=ROWS,
-        last="drop",
+        drop_last=True,
         metrics={"accuracy": accuracy},
-        lr=ff.CosineRate(RATE, updates=14 * epochs, warmup=14),
-        clip=1.0,
-        accumulate=2,
+        lr=ff.CosineDecay(RATE, updates=14 * epochs, warmup=14),
+        clip_norm=1.0,
+        accumulate_steps=2,
         checkpoint=folder,
-        every=None if folder is None else 2,
+        checkpoint_every=None if folder is None else 2,
     )
 
 

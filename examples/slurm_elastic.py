@@ -26,7 +26,7 @@ DIGITS_A_TASK = 30
 NOISE = 2.0  # of pixels from 0 to 16
 
 
-def burst(client: Client, model: ff.ModelGraph, images: np.ndarray, copies: int, seed: int) -> Future:
+def burst(client: Client, model: ff.Model, images: np.ndarray, copies: int, seed: int) -> Future:
     """Start one burst; its result is the mean scores of each digit."""
     chunks = ((DIGITS_A_TASK * copies,) * (len(images) // DIGITS_A_TASK), (images.shape[1],))
     rows = da.from_array(images[: sum(chunks[0]) // copies], chunks=(DIGITS_A_TASK, -1))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 
 PLANS = {
     "one worker": None,
@@ -48,11 +49,11 @@ def parameters(seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
 
 
 def loss(w: Any, batch: Any) -> Any:
-    with ff.signal("hidden"):
-        hidden = ff.nn.relu(batch["image"] @ w["hidden"]["weight"] + w["hidden"]["bias"])
-    with ff.signal("scores"):
+    with ft.region("hidden"):
+        hidden = ft.nn.relu(batch["image"] @ w["hidden"]["weight"] + w["hidden"]["bias"])
+    with ft.region("scores"):
         scores = hidden @ w["scores"]["weight"] + w["scores"]["bias"]
-    return ff.nn.cross_entropy(scores, batch["label"])
+    return ft.nn.cross_entropy(scores, batch["label"])
 
 
 # ---- running it ----------------------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ def train(plan: str | None, batches: Sequence[dict[str, np.ndarray]], epochs: in
         loss,
         parameters(),
         batches,
-        ff.optim.SGD(RATE),
+        ft.optim.SGD(RATE),
         plan=None if plan is None else FOLDER / plan,
         epochs=epochs,
         seed=None,

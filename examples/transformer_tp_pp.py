@@ -2,7 +2,7 @@
 
     python examples/transformer_tp_pp.py                # four local workers; half a minute
 
-The stack is array math with named regions (`ff.signal`).  `plans/transformer.yaml` splits heads and hidden units over
+The stack is array math with named regions (`ft.region`).  `plans/transformer.yaml` splits heads and hidden units over
 two workers; a layer has two all-reduces forward and two backward.  `pipeline` cuts the same loss into two stages of
 one worker each, and runs four micro-batches by the 1f1b schedule.  `plans/transformer_stages.yaml` does both, tensor 2
 x pipeline 2 on four workers: each stage is two workers, with the same schedule.  All give the loss and the gradients
@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.ir.regions import region
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.manipulation import permute_dims
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.pipeline import Pipeline
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -54,20 +54,20 @@ def heads(x: Tensor, rows: int) -> Tensor:
 def block(x: Tensor, w: dict[str, Tensor], layer: int, rows: int) -> Tensor:
     """Return a block's output: pre-norm causal attention, then a feed-forward part."""
     width = x.shape[-1]
-    with signal(f"layer{layer}"):
-        with signal("attention"):
+    with region(f"layer{layer}"):
+        with region("attention"):
             h = nn.layer_norm(x, (width,))
             q, k, v = (heads(h @ w[f"layer{layer}.{name}"], rows) for name in "qkv")
             mixed = permute_dims(nn.scaled_dot_product_attention(q, k, v, is_causal=True), (0, 2, 1, 3))
             mixed = mixed.reshape((rows, TOKENS, width))
             x = x + mixed @ w[f"layer{layer}.o"]
-        with signal("mlp"):
+        with region("mlp"):
             h = nn.layer_norm(x, (width,))
             return x + nn.gelu(h @ w[f"layer{layer}.up"]) @ w[f"layer{layer}.down"]
 
 
 def loss_of(w: dict[str, Tensor], layers: int, width: int, rows: int) -> Tensor:
-    x, wanted = (argument(name, (rows, TOKENS, width), np.float64) for name in ("x", "wanted"))
+    x, wanted = (input(name, (rows, TOKENS, width), np.float64) for name in ("x", "wanted"))
     y = x
     for layer in range(layers):
         y = block(y, w, layer, rows)
@@ -86,7 +86,7 @@ def by_schedule(
     """Return the loss and gradients of micro-batches by the 1f1b schedule, and the pipeline."""
     w = parameters(layers, width)
     loss = loss_of(w, layers, width, BATCH // MICRO_BATCHES)
-    step = parallel(loss, params=w, micro_batches=MICRO_BATCHES, schedule="1f1b", **how)
+    step = parallelize(loss, params=w, micro_batches=MICRO_BATCHES, schedule="1f1b", **how)
     value, gradients = step(batch).compute()
     return {"loss": value, **{f"d {name}": g for name, g in gradients.items()}}, step
 
@@ -107,12 +107,12 @@ def main() -> None:
     rng = np.random.default_rng(1)
     batch = {name: rng.standard_normal((BATCH, TOKENS, width)) for name in ("x", "wanted")}
     built = whole_step(layers, width)
-    alone = gather(Ranks.of(apply(built))({**batch, **built.bound}), scheduler="sync")
+    alone = gather(Ranks.of(apply_plan(built))({**batch, **built.bound}), scheduler="sync")
     with (
         LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster),
     ):
-        applied = apply(built, PLANS / "transformer.yaml")
+        applied = apply_plan(built, PLANS / "transformer.yaml")
         counted = dict(applied.shard().collectives)
         ranks = Ranks.of(applied)
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`dask ferro run | import` as a process and by click's runner."""
+"""`dask ferro benchmark | inspect` as a process and by click's runner."""
 
 import json
 import os
@@ -63,26 +63,26 @@ def rows(path, array):
 # THIS is replaced by a file that exists and is neither a model nor an array.
 BAD = {
     "a command that is none": ("fly", "No such command 'fly'"),
-    "nothing to run": ("run", "either a MODEL or --workload"),
-    "two things to run": ("run THIS --workload wide", "either a MODEL or --workload"),
-    "a model that is not there": ("run absent.onnx", "does not exist"),
-    "a graph that is none": ("run --workload spiral", "choose one of transformer"),
-    "a parameter that is none": ("run --workload wide --param width=3", "'width'"),
-    "a parameter without value": ("run --workload wide --param length", "NAME=NUMBER"),
-    "a parameter out of range": ("run --workload wide --param length=0", "at least 1"),
-    "rows of a graph": ("run --workload wide --rows 3", "--rows goes with a MODEL"),
-    "parameters of a model": ("run THIS --param a=1", "--param goes with --workload"),
-    "a granularity that is none": ("run THIS --granularity fine", "'fine' is neither"),
-    "a granularity below zero": ("run THIS --granularity -1", "'-1' is neither"),
-    "no workers": ("run THIS --workers 0", "x>=1"),
-    "workers that are no number": ("run THIS --workers two", "'two'"),
-    "an input that is not there": ("run THIS --input x.csv", "does not exist"),
-    "an input of another kind": ("run THIS --input THIS", "neither .npy nor .npz"),
-    "rows of an input": ("run THIS --input HERE.npy --rows 2", "--rows is for synthetic"),
-    "output to nowhere": ("run THIS --output no/y.npz", "folder 'no' does not exist"),
-    "two clusters": ("run THIS --scheduler tcp://a:1 --workers 2", "--workers is for"),
-    "nothing to import": ("import", "Missing argument 'MODEL'"),
-    "an import that is not there": ("import absent.onnx", "does not exist"),
+    "nothing to run": ("benchmark", "either a MODEL or --workload"),
+    "two things to run": ("benchmark THIS --workload wide", "either a MODEL or --workload"),
+    "a model that is not there": ("benchmark absent.onnx", "does not exist"),
+    "a graph that is none": ("benchmark --workload spiral", "choose one of transformer"),
+    "a parameter that is none": ("benchmark --workload wide --param width=3", "'width'"),
+    "a parameter without value": ("benchmark --workload wide --param length", "NAME=NUMBER"),
+    "a parameter out of range": ("benchmark --workload wide --param length=0", "at least 1"),
+    "rows of a graph": ("benchmark --workload wide --rows 3", "--rows goes with a MODEL"),
+    "parameters of a model": ("benchmark THIS --param a=1", "--param goes with --workload"),
+    "a granularity that is none": ("benchmark THIS --granularity fine", "'fine' is neither"),
+    "a granularity below zero": ("benchmark THIS --granularity -1", "'-1' is neither"),
+    "no workers": ("benchmark THIS --workers 0", "x>=1"),
+    "workers that are no number": ("benchmark THIS --workers two", "'two'"),
+    "an input that is not there": ("benchmark THIS --input x.csv", "does not exist"),
+    "an input of another kind": ("benchmark THIS --input THIS", "neither .npy nor .npz"),
+    "rows of an input": ("benchmark THIS --input HERE.npy --rows 2", "--rows is for synthetic"),
+    "output to nowhere": ("benchmark THIS --output no/y.npz", "folder 'no' does not exist"),
+    "two clusters": ("benchmark THIS --scheduler tcp://a:1 --workers 2", "--workers is for"),
+    "nothing to import": ("inspect", "Missing argument 'MODEL'"),
+    "an import that is not there": ("inspect absent.onnx", "does not exist"),
 }
 
 
@@ -107,7 +107,7 @@ def test_bad_arguments_exit_2_with_one_line(line, said, tmp_path):
     ],
 )
 def test_inputs_that_do_not_fit_exit_2_before_a_cluster_starts(scorer, tmp_path, array, said):
-    done = call("run", scorer, "--input", rows(tmp_path / "x.npy", array))
+    done = call("benchmark", scorer, "--input", rows(tmp_path / "x.npy", array))
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
@@ -115,42 +115,42 @@ def test_inputs_that_do_not_fit_exit_2_before_a_cluster_starts(scorer, tmp_path,
 
 def test_names_that_do_not_fit_exit_2(scorer, tmp_path):
     np.savez(tmp_path / "x.npz", images=np.zeros((2, 4), np.float32))
-    done = call("run", scorer, "--input", tmp_path / "x.npz")
+    done = call("benchmark", scorer, "--input", tmp_path / "x.npz")
     assert done.exit_code == 2
     assert "unknown input 'images', missing input 'x'" in done.stderr
 
 
 def test_an_input_file_that_is_broken_exits_2(scorer, tmp_path):
     (tmp_path / "x.npz").write_bytes(b"PK\x03\x04 and no more")
-    done = call("run", scorer, "--input", tmp_path / "x.npz")
+    done = call("benchmark", scorer, "--input", tmp_path / "x.npz")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
 
 
 def test_two_outputs_do_not_fit_into_one_array_file(scorer, tmp_path):
-    done = call("run", scorer, "--output", tmp_path / "y.npy")
+    done = call("benchmark", scorer, "--output", tmp_path / "y.npy")
     assert done.exit_code == 2
     assert "scores, classes" in done.stderr
 
 
 def test_an_address_that_is_none_exits_2(scorer):
-    done = call("run", scorer, "--scheduler", "carrier-pigeon://home")
+    done = call("benchmark", scorer, "--scheduler", "carrier-pigeon://home")
     assert done.exit_code == 2
     assert "carrier-pigeon" in done.stderr
-    without_port = call("run", scorer, "--scheduler", "foo")
+    without_port = call("benchmark", scorer, "--scheduler", "foo")
     assert (without_port.exit_code, without_port.stdout) == (2, "")
     assert "scheduler 'foo': no port" in without_port.stderr
 
 
 def test_an_output_that_cannot_be_written_is_told_before_it_runs(scorer, tmp_path):
     (tmp_path / "y.npz.part").mkdir()
-    done = call("run", scorer, "--rows", 2, "--output", tmp_path / "y.npz")
+    done = call("benchmark", scorer, "--rows", 2, "--output", tmp_path / "y.npz")
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"output '{tmp_path / 'y.npz'}' cannot be written" in done.stderr
     assert done.stderr.count("\n") == 1  # no cluster was started
 
 
 def test_a_trace_of_several_runs_is_of_the_last(scorer, tmp_path):
-    done = call("run", scorer, "--workers", 1, "--repeat", 2, "--trace", tmp_path / "run.ferrotrace")
+    done = call("benchmark", scorer, "--workers", 1, "--repeat", 2, "--trace", tmp_path / "run.ferrotrace")
     assert done.exit_code == 0
     trace = Trace.load(tmp_path / "run.ferrotrace")
     assert trace.tasks
@@ -158,7 +158,7 @@ def test_a_trace_of_several_runs_is_of_the_last(scorer, tmp_path):
 
 
 def test_both_commands_explain_themselves():
-    for command in ("run", "import"):
+    for command in ("benchmark", "inspect"):
         done = call(command, "--help")
         assert done.exit_code == 0
         assert "--granularity auto|op|model|SECONDS" in done.stdout
@@ -168,7 +168,7 @@ def test_both_commands_explain_themselves():
 
 
 def test_import_prints_what_a_model_is(scorer):
-    done = call("import", scorer)
+    done = call("inspect", scorer)
     assert (done.exit_code, done.stderr) == (0, "")
     shapes = ("x: float32[batch, 4]", "scores: float32[batch, 3]")
     for text in (*shapes, "MatMul", "onnxruntime", "3 ops", "1 bundle"):
@@ -176,7 +176,7 @@ def test_import_prints_what_a_model_is(scorer):
 
 
 def test_import_as_json_is_one_object(scorer):
-    done = call("import", scorer, "--json", "--batch", 5, "--granularity", "op")
+    done = call("inspect", scorer, "--json", "--batch", 5, "--granularity", "op")
     found = json.loads(done.stdout)
     assert done.exit_code == 0
     assert found["inputs"] == [{"name": "x", "kind": "tensor", "dtype": "float32", "shape": ["batch", 4]}]
@@ -192,21 +192,21 @@ def test_import_tells_where_the_weights_are(tmp_path, above, said):
     text = "(float[N,64] x) => (float[N,64] y) { [n] y = MatMul (x, w) }"
     path = saved(tmp_path / "big.onnx", text, {"w": np.ones((64, 64), np.float32)})
     with dask.config.set({"ferro.limits.mapped-above": above}):
-        assert said in " ".join(call("import", path).stdout.split())
-        mapped = json.loads(call("import", path, "--json").stdout)["mapped"]
+        assert said in " ".join(call("inspect", path).stdout.split())
+        mapped = json.loads(call("inspect", path, "--json").stdout)["mapped"]
     assert mapped == ([str(path)] if above == "0B" else [])
 
 
 def test_import_of_a_fixed_batch_refuses_another(tmp_path):
     path = saved(tmp_path / "fixed.onnx", "(float[4,2] x) => (float[4,2] y) { [relu] y = Relu (x) }")
-    assert json.loads(call("import", path, "--json").stdout)["rows"] == 4
-    done = call("import", path, "--batch", 6)
+    assert json.loads(call("inspect", path, "--json").stdout)["rows"] == 4
+    done = call("inspect", path, "--batch", 6)
     assert done.exit_code == 2
     assert "fixed at 4" in done.stderr
 
 
 def test_import_of_what_is_no_model_exits_1_with_the_message():
-    done = call("import", __file__)
+    done = call("inspect", __file__)
     assert done.exit_code == 1
     assert done.stdout == ""
     assert "test_cli.py" in done.stderr
@@ -221,7 +221,7 @@ def foreign(tmp_path):
     return saved(tmp_path / "foreign.onnx", text, domains='"com.example": 1')
 
 
-@pytest.mark.parametrize("command", ["import", "run"])
+@pytest.mark.parametrize("command", ["inspect", "benchmark"])
 def test_what_nobody_computes_is_named_all_at_once_and_exits_1(foreign, command):
     done = call(command, foreign)
     said = done.stdout + done.stderr
@@ -235,7 +235,7 @@ def test_what_nobody_computes_is_named_all_at_once_and_exits_1(foreign, command)
 
 
 def run_json(*arguments):
-    done = call("run", *arguments, "--json")
+    done = call("benchmark", *arguments, "--json")
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -286,7 +286,7 @@ def test_run_of_a_model_writes_what_onnxruntime_computes(scorer, tmp_path):
 
 @pytest.mark.cluster
 def test_run_prints_what_ran_where(picker, tmp_path):
-    done = call("run", picker, "--rows", 6, "--workers", 1, "--output", tmp_path / "y.npy")
+    done = call("benchmark", picker, "--rows", 6, "--workers", 1, "--output", tmp_path / "y.npy")
     assert done.exit_code == 0, done.stderr
     words = ("picker", "synthetic", "Gather", "where it ran", "tcp://127.0.0.1")
     for text in (*words, "projected", "bound", "rows/s"):
@@ -298,7 +298,7 @@ def test_run_prints_what_ran_where(picker, tmp_path):
 @pytest.mark.cluster
 def test_the_error_of_a_task_exits_1_with_its_message(picker, tmp_path):
     numbers = rows(tmp_path / "i.npy", np.array([0, 7]))
-    done = call("run", picker, "--input", numbers, "--workers", 1, "--output", tmp_path / "y.npy")
+    done = call("benchmark", picker, "--input", numbers, "--workers", 1, "--output", tmp_path / "y.npy")
     assert done.exit_code == 1
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -352,14 +352,14 @@ def session(leader):
     ("when", "whole_group"),
     [
         pytest.param("starting", True, id="starting, by its terminal"),
-        pytest.param("running", False, id="running, itself alone"),
+        pytest.param("benchmarkning", False, id="running, itself alone"),
         pytest.param("starting", False, id="starting, itself alone", marks=pytest.mark.soak),
-        pytest.param("running", True, id="running, by its terminal", marks=pytest.mark.soak),
+        pytest.param("benchmarkning", True, id="running, by its terminal", marks=pytest.mark.soak),
     ],
 )
 def test_interrupting_exits_130_and_leaves_no_process(whole_group, when, tmp_path):
     errors = tmp_path / "stderr"
-    slow = ("run", "--workload", "imbalanced", "--param", "long_s=60", "--workers", 2)
+    slow = ("benchmark", "--workload", "imbalanced", "--param", "long_s=60", "--workers", 2)
     with errors.open("w") as stderr, started(*slow, stderr=stderr) as process:
         if when == "starting":
             until(lambda: len(session(process.pid)) > 1, "a second process")
@@ -375,7 +375,17 @@ def test_interrupting_exits_130_and_leaves_no_process(whole_group, when, tmp_pat
 @pytest.mark.cluster
 def test_progress_is_shown_on_a_terminal():
     terminal, side = pty.openpty()
-    slow = ("run", "--workload", "imbalanced", "--param", "long_s=1", "--param", "short=1", "--workers", 1)
+    slow = (
+        "benchmark",
+        "--workload",
+        "imbalanced",
+        "--param",
+        "long_s=1",
+        "--param",
+        "short=1",
+        "--workers",
+        1,
+    )
     with started(*slow, "--json", stderr=side) as process:
         os.close(side)
         shown = everything(terminal)

@@ -84,8 +84,8 @@ def test_a_dry_run_prints_the_script_and_starts_and_writes_nothing(tmp_path):
 
 def test_a_dry_run_prints_every_pools_script(tmp_path):
     text = (CONFIGS / "local-test.yaml").read_text(encoding="utf-8")
-    pools = "    pools: {large: {cores: 4, memory: 2GiB}}\n    signal-ahead:"
-    (tmp_path / "mine.yaml").write_text(text.replace("    signal-ahead:", pools), encoding="utf-8")
+    pools = "    pools: {large: {cores: 4, memory: 2GiB}}\n    retire-before:"
+    (tmp_path / "mine.yaml").write_text(text.replace("    retire-before:", pools), encoding="utf-8")
     done = call("--config", "mine.yaml", "--dry-run")
     begins = ("# ---- pool", "#SBATCH --cpus")
     assert [line for line in done.stdout.splitlines() if line.startswith(begins)] == [

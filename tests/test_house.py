@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro import config
 from tests.each import each
 from tests.programs import ran
@@ -125,7 +126,7 @@ def test_extras_that_messages_name_exist():
 def test_the_command_line_is_installed(program):
     done = ran([BIN / program[0], *program[1:], "--help"])
     assert (done.returncode, done.stderr) == (0, "")
-    assert {"run", "import"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
+    assert {"benchmark", "inspect"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
 
 
 # ---- configuration ----------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def test_values_are_read_with_their_types(key, value, wanted):
     ],
 )
 def test_a_wrong_value_names_its_key(key, value, said):
-    with dask.config.set({f"ferro.{key}": value}), pytest.raises(ff.ConfigError) as caught:
+    with dask.config.set({f"ferro.{key}": value}), pytest.raises(ff.InputError) as caught:
         config.value(key)
     assert f"ferro.{key}" in str(caught.value)
     assert said in str(caught.value)
@@ -292,8 +293,8 @@ def test_continuous_integration_runs_both_and_ends_in_pytests_line(tmp_path, che
 def test_the_tensors_functions_are_public_by_their_names():
     from dask_ferro.graph.tensor import namespace
 
-    assert sorted(ff._ARRAY_API) == sorted(namespace.__all__)
-    assert all(getattr(ff, name) is getattr(namespace, name) for name in ff._ARRAY_API)
+    assert {*namespace.__all__} < {*ft.__all__}
+    assert all(getattr(ft, name) is getattr(namespace, name) for name in namespace.__all__)
 
 
 def test_what_an_extra_brings_is_named_where_it_is_missing():
@@ -301,7 +302,7 @@ def test_what_an_extra_brings_is_named_where_it_is_missing():
         "import sys; sys.modules['dask_jobqueue'] = None\n"
         "import dask_ferro as ff\n"
         "try: ff.SLURMCluster\n"
-        "except ff.ConfigError as error: print(error)"
+        "except ff.InputError as error: print(error)"
     )
     done = ran([sys.executable, "-c", program], check=True)
     assert "pip install 'dask_ferro[slurm]'" in done.stdout

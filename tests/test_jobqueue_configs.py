@@ -135,16 +135,19 @@ def test_the_pools_that_a_comment_shows_are_right(written):
 
 def test_keywords_of_ours_stand_in_the_section_and_the_call_wins(written):
     written(
-        ("    signal-ahead: 120", "    signal-ahead: 2m\n    grace: 7\n    pools: {gpu: {signal-ahead: 2m}}")
+        (
+            "    retire-before: 120",
+            "    retire-before: 2m\n    grace: 7\n    pools: {gpu: {retire-before: 2m}}",
+        )
     )
     assert "#SBATCH --signal=B:USR1@120" in scripts()["gpu"]
-    assert "#SBATCH --signal=B:USR1@90" in scripts(signal_ahead=90)["default"]
+    assert "#SBATCH --signal=B:USR1@90" in scripts(retire_before=90)["default"]
     assert list(scripts(pools={"other": {"queue": "x"}})) == ["default", "other"]
 
 
 def test_another_section_is_named_by_config_name(written):
     path = written()
-    section = dask.config.get("jobqueue.slurm") | {"queue": "fast", "signal-ahead": 33}
+    section = dask.config.get("jobqueue.slurm") | {"queue": "fast", "retire-before": 33}
     with dask.config.set({"jobqueue.mine": section}):
         script = scripts(config_name="mine")["default"]
     assert "#SBATCH -p fast" in script
@@ -160,10 +163,10 @@ REFUSED = {
     "a walltime without quotes": ("'01:00:00'", "12:00:00", "got walltime=43200, wanted text such as '01:30:00'"),
     "no cores": ("    cores: 8", "    cores: 0", "got cores=0, wanted a whole number of at least 1"),
     "a name that squeue would split": ("    name: ferro", "    name: a,b", "got 'a,b', wanted letters, digits"),
-    "a signal that is no time": ("ahead: 120", "ahead: soon", "got signal_ahead='soon', wanted a duration"),
-    "a misspelled key of a pool": ("    signal-ahead: 120", "    pools: {gpu: {queu: gpu}}",
+    "a signal that is no time": ("before: 120", "before: soon", "got retire_before='soon', wanted a duration"),
+    "a misspelled key of a pool": ("    retire-before: 120", "    pools: {gpu: {queu: gpu}}",
         "pool 'gpu': unknown queu; wanted some of account, "),
-    "a pool that is none": ("    signal-ahead: 120", "    pools: {gpu: 3}", "pool 'gpu': got 3, wanted keywords"),
+    "a pool that is none": ("    retire-before: 120", "    pools: {gpu: 3}", "pool 'gpu': got 3, wanted keywords"),
     "a misspelled bound": ("maximum: 32", "maximun: 32", "unknown key ferro.elastic.maximun, did you mean maximum?"),
     "a misspelled section": ("  elastic:", "  elastics:", "unknown key ferro.elastics, did you mean elastic?"),
     "what is not YAML": ("    cores: 8", "    cores: [", "mine.yaml' is malformed"),
@@ -172,7 +175,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("old", "new", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_is_wrong_is_refused(old, new, said, written):
-    with pytest.raises(ff.ConfigError) as caught:
+    with pytest.raises(ff.InputError) as caught:
         written((old, new)) and scripts()
     assert said in str(caught.value)
 
@@ -190,7 +193,7 @@ def test_what_is_wrong_is_refused(old, new, said, written):
     ],
 )
 def test_what_is_not_there_is_named(name, said):
-    with pytest.raises(ff.ConfigError, match=re.escape(said)):
+    with pytest.raises(ff.InputError, match=re.escape(said)):
         job_config.use(name)
 
 
@@ -211,5 +214,5 @@ def test_the_maximum_is_of_the_configuration_where_a_call_has_none(written):
         options = elastic_options({"minimum": None})
         assert (options.minimum, options.maximum) == (2, 3)
         assert elastic_options({"maximum": 9}).maximum == 9
-        with pytest.raises(ff.ConfigError, match="minimum=4, maximum=3"):
+        with pytest.raises(ff.InputError, match="minimum=4, maximum=3"):
             elastic_options({"minimum": 4})

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 import dask_ferro as ff
+import dask_ferro.parallel as fp
+import dask_ferro.tensor as ft
 from dask_ferro.observe.check import ClusterCheck
 from dask_ferro.trace import Span, Trace, TracedTask
 from tests.observe.test_rules import checked
 
-PROPOSED = ff.plan(ff.argument("x", (4, 8)) @ ff.argument("w", (8, 6)), 2)
+PROPOSED = ff.propose_plans(ft.input("x", (4, 8)) @ ft.input("w", (8, 6)), 2)
 
 
 def _trace(tasks: int) -> Trace:
@@ -21,10 +23,12 @@ def _trace(tasks: int) -> Trace:
     return Trace(tuple(spans), tuple(found), {"w-0": 1, "w-1": 1})
 
 
-def _applied() -> ff.parallel.Applied:
-    with ff.signal("layer"):
-        y = ff.argument("x", (4, 8)) @ ff.argument("w", (8, 6))
-    return ff.apply(y, {"mesh": {"data": 2}, "inputs": {"[!w]*": {"data": 0}}, "layer": {"workers": [0, 1]}})
+def _applied() -> ff.parallelize.Applied:
+    with ft.region("layer"):
+        y = ft.input("x", (4, 8)) @ ft.input("w", (8, 6))
+    return ff.apply_plan(
+        y, {"mesh": {"data": 2}, "inputs": {"[!w]*": {"data": 0}}, "layer": {"workers": [0, 1]}}
+    )
 
 
 class ZMQInteractiveShell:
@@ -44,13 +48,13 @@ def test_a_check_in_a_notebook_shows_nothing_but_its_text(monkeypatch, capsys) -
     [
         (_trace(20), "<Trace: 20 tasks on 2 workers, 9.9 s, 91% utilization>"),
         (
-            ff.Schedule.of([["0F0", "0B0"]], name="mine"),
+            fp.Schedule.of([["0F0", "0B0"]], name="mine"),
             "<Schedule 'mine': 1 stages, 1 chunks, 1 micro-batches, 2 actions>",
         ),
         (PROPOSED, "<Proposals: 2 plans, best 1 x 1 x 1, 0 refused>"),
         (replace(PROPOSED, memory=1.0), "<Proposals: 2 plans, none fits, 0 refused>"),
         (_applied(), "<Applied: 1 nodes, plan <mapping>, mesh data 2, 1 values placed, 1 nodes in regions>"),
-        (ff.tape(_trace(20)), "<20 instructions>"),
+        (ff.list_instructions(_trace(20)), "<20 instructions>"),
     ],
 )
 def test_a_repr_is_one_line_however_large_the_value(value, text):

@@ -16,8 +16,8 @@ pytest.importorskip("ipykernel", reason="the kernel is ipykernel, which is not i
 
 CELLS = {
     "model": 'import dask_ferro as ff\nmodel = ff.from_onnx("m.onnx")\nmodel',
-    "run": 'ff.run(model, "x.npy", "y.npy", batch=4).rows',
-    "quiet": 'ff.run(model, "x.npy", "z.npy", batch=4, progress=False).rows',
+    "run": 'ff.predict_files(model, "x.npy", "y.npy", batch_size=4).rows',
+    "quiet": 'ff.predict_files(model, "x.npy", "z.npy", batch_size=4, progress=False).rows',
     "progress": """
 from distributed import Client, wait
 from time import sleep
@@ -52,7 +52,7 @@ def _shown(outputs: list[Any]) -> list[str]:
 
 def test_a_model_is_html_with_its_text_beside_it(outputs):
     (one,) = outputs["model"]
-    assert "ModelGraph" in one.data["text/html"]
+    assert "Model" in one.data["text/html"]
     assert "<svg" in one.data["text/html"]
     assert one.data["text/plain"].startswith("<")
 

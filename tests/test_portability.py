@@ -28,13 +28,13 @@ CLUSTER = """
 import asyncio, dask, sys
 from distributed import Client, LocalCluster
 import dask_ferro as ff
-from dask_ferro.graph import workloads
+from dask_ferro import testing
 
 async def main():
     async with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, asynchronous=True,
                             dashboard_address=":0") as cluster, Client(cluster, asynchronous=True) as client:
         await ff.install(client)
-        with ff.Require("cpu"):
+        with ff.require_device("cpu"):
             wanted = client.submit(sum, [1, 2], pure=False)
         assert await wanted == 3
         part = cluster.scheduler.plugins["ferro"].parts["scheduling"]
@@ -66,8 +66,8 @@ print(True)
 RUN = """
 np.save("x.npy", given)
 try:
-    ff.run("model.onnx", "x.npy", "y.npy", batch=1)
-except ff.ConfigError as error:
+    ff.predict_files("model.onnx", "x.npy", "y.npy", batch_size=1)
+except ff.InputError as error:
     print(error)
 import os
 print(os.path.exists("y.npy"))
@@ -125,7 +125,9 @@ def test_models_are_computed(system, played):
 def test_a_streamed_run_says_what_windows_lacks(played):
     *told, is_there = played("win32")["run"].splitlines()
     assert "y.npy" in "".join(told)
-    lacks = "cannot be written: ff.run locks it by flock, which this system or its file system does not"
+    lacks = (
+        "cannot be written: ff.predict_files locks it by flock, which this system or its file system does not"
+    )
     assert lacks in "".join(told)
     assert is_there == "False"
 

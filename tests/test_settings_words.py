@@ -31,7 +31,7 @@ TABLE = {
         **dict.fromkeys(FALSE, "none"), **dict.fromkeys(TRUE, "auto"),
         "auto": "auto", "informed": "informed", "last-victim": "last-victim", "Informed": "informed",
     },
-    "scheduler.answer": {"0": 0.0, "2": 2.0, "0.25": 0.25, "5ms": 0.005, "2m": 120.0, "1e-3": 0.001},
+    "scheduler.timeout": {"0": 0.0, "2": 2.0, "0.25": 0.25, "5ms": 0.005, "2m": 120.0, "1e-3": 0.001},
     "scheduler.record": {"none": None, "null": None, "off": None, "false": None, "/tmp/events": "/tmp/events"},
     "cache.bytes": {"0": 0, "1024": 1024, "2 GiB": 2**31, "64KiB": 65536},
     "device.onnxruntime": {**dict.fromkeys(FALSE, "never"), **dict.fromkeys(TRUE, "auto"), "anywhere": "anywhere"},
@@ -74,7 +74,7 @@ def test_a_word_means_the_same_in_yaml_and_in_the_environment(key):
 )
 def test_a_word_that_says_nothing_of_a_setting_is_refused_by_the_settings_name(key, word):
     for value in (yaml.safe_load(f"a: {word}")["a"], interpret_value(word)):
-        with dask.config.set({f"ferro.{key}": value}), pytest.raises(ff.ConfigError, match=f"ferro.{key}"):
+        with dask.config.set({f"ferro.{key}": value}), pytest.raises(ff.InputError, match=f"ferro.{key}"):
             config.value(key)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.trace import About, Span, Trace, TracedTask
 
 RUN = Trace(
@@ -147,7 +147,7 @@ SPAN = '["span", "compute", "k", "p", "w", 0, 0.0, 1.0, 8, "", "", ""]\n'
 def test_bad_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "bad.ferrotrace"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         Trace.load(path)
 
 
@@ -162,22 +162,22 @@ def test_bad_files_are_refused(tmp_path: Path, content: str, message: str) -> No
 def test_damaged_bytes_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.ferrotrace.gz"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"bad\.ferrotrace\.gz.*cannot be read"):
+    with pytest.raises(InputError, match=r"bad\.ferrotrace\.gz.*cannot be read"):
         Trace.load(path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.ferrotrace.*cannot be read"):
+    with pytest.raises(InputError, match=r"none\.ferrotrace.*cannot be read"):
         Trace.load(tmp_path / "none.ferrotrace")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.ferrotrace.*cannot be written"):
+    with pytest.raises(InputError, match=r"run\.ferrotrace.*cannot be written"):
         RUN.save(tmp_path / "no-such-folder" / "run.ferrotrace")
 
 
 def test_a_key_that_is_none_of_dasks_is_refused(tmp_path: Path) -> None:
     trace = Trace(tasks=(TracedTask(frozenset({1}), "p", "g", 1.0),))
-    with pytest.raises(ConfigError, match="frozenset"):
+    with pytest.raises(InputError, match="frozenset"):
         trace.save(tmp_path / "t")
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from dask_ferro.graph.ir.regions import BACKWARD, Region
 from dask_ferro.graph.pipeline.stages import LOSS, Staged, record_chunks
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.namespace import mean
-from dask_ferro.graph.tensor.tensor import Node, Tensor, argument
+from dask_ferro.graph.tensor.tensor import Node, Tensor, input
 
 
 def sleeping(chunks: int, seconds: float) -> Staged:
@@ -26,7 +26,7 @@ def sleeping(chunks: int, seconds: float) -> Staged:
     seconds : float
         Of each F, I and W of a chunk.  The first chunk has no input gradient, so its W takes the seconds of I too.
     """
-    x = h = argument("x", ("N", 1), np.float32)
+    x = h = input("x", ("N", 1), np.float32)
     for chunk in range(chunks):
         h = _asleep(h, Region(str(chunk)), "forward", seconds)
     with regions.written_in(Region(str(chunks - 1))):

@@ -17,7 +17,7 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, get_worker, wait
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.upstream import List, Task, TaskRef
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 from emulated import declared as declared_device
@@ -44,11 +44,11 @@ def dask_graph(
 
     Raises
     ------
-    ConfigError
+    InputError
         For an unknown kernel, "real" with a graph that names no kernel, or if scipy is missing.
     """
     if kernel not in ("sleep", "real", "declared"):
-        raise ConfigError(f'kernel: got {kernel!r}, wanted "sleep", "real" or "declared"')
+        raise InputError(f'kernel: got {kernel!r}, wanted "sleep", "real" or "declared"')
     if kernel == "real":
         _check_real(graph)
     tasks = {}
@@ -238,8 +238,8 @@ def _rows(spec: TaskSpec) -> int:
 
 def _check_real(graph: TaskGraph) -> None:
     if not any(spec.kernel in KERNELS for spec in graph.tasks):
-        raise ConfigError(
+        raise InputError(
             f'workload {graph.name}: its tasks have no real kernels; wanted cholesky, gemm, or kernel "sleep"'
         )
     if importlib.util.find_spec("scipy") is None:
-        raise ConfigError('real kernels need scipy: pip install "dask-ferro[bench]"')
+        raise InputError('real kernels need scipy: pip install "dask-ferro[bench]"')

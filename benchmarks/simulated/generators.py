@@ -16,7 +16,7 @@ from inspect import signature
 from math import floor
 from typing import Any
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph
 from simulated.graph_builder import GraphBuilder
 from simulated.tiled_linalg import cholesky, gemm, sparse_gemm
@@ -267,15 +267,15 @@ def build(name: str, *, annotated: bool = False, **params: Any) -> TaskGraph:
 
     Raises
     ------
-    ConfigError
+    InputError
         For an unknown name or parameter.
     """
     make = WORKLOADS.get(name.replace("_", "-"))
     if make is None:
-        raise ConfigError(f"workload: got {name!r}, wanted one of {', '.join(NAMES)}")
+        raise InputError(f"workload: got {name!r}, wanted one of {', '.join(NAMES)}")
     known = signature(make).parameters
     if wrong := sorted(set(params) - set(known)):
-        raise ConfigError(f"workload {name}: no parameter {', '.join(wrong)}; it takes {', '.join(known)}")
+        raise InputError(f"workload {name}: no parameter {', '.join(wrong)}; it takes {', '.join(known)}")
     graph = make(**params)
     if not annotated:
         return graph

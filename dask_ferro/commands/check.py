@@ -13,7 +13,7 @@ from distributed import Client
 from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
 from dask_ferro.observe.check import ClusterCheck
-from dask_ferro.observe.check import check as checked
+from dask_ferro.observe.check import check_cluster as checked
 from dask_ferro.observe.top import where
 from dask_ferro.views.check import show_check
 from dask_ferro.views.terminal import show_wide

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 # Where a context, and those of the commands below it, keep whether --debug was given.
 _DEBUG = "dask_ferro.debug"
@@ -41,7 +41,7 @@ def one_status_per_fault(ctx: click.Context | None = None) -> Iterator[None]:
         # Only on request: the message has the reason, which a traceback in a job's log would hide.
         if ctx is not None and ctx.meta.get(_DEBUG):
             traceback.print_exc()
-        if isinstance(error, ConfigError):
+        if isinstance(error, InputError):
             leave(2, " ".join(f"dask ferro: {error}".split()))
         # Our own messages say what happened and where; other exceptions need their type to be understood.
         is_ours = type(error).__module__.startswith("dask_ferro")

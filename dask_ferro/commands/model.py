@@ -1,4 +1,6 @@
-"""`dask ferro run` and `dask ferro import`: run a model and compare with projections; show what is in a model."""
+"""`dask ferro benchmark` and `dask ferro inspect`: run a model and compare with projections; show what is in a
+model.
+"""
 
 from __future__ import annotations
 
@@ -105,12 +107,12 @@ _granularities = click.option(
     help="Record the last run: .ferrotrace (for replay) or .json (for Perfetto).",
 )
 @as_json
-def run(as_json: bool, **options: Any) -> None:
+def benchmark(as_json: bool, **options: Any) -> None:
     """Run a MODEL or a built-in graph, and compare with projections.
 
     \b
-    dask ferro run mlp.onnx --input x.npy --output y.npy --workers 4
-    dask ferro run --workload imbalanced --workers 8 --trace run.json
+    dask ferro benchmark mlp.onnx --input x.npy --output y.npy --workers 4
+    dask ferro benchmark --workload imbalanced --workers 8 --trace run.json
     """
     _check_run(options)
     # Before the run, which may take hours.
@@ -145,7 +147,7 @@ def _check_run(options: dict[str, Any]) -> None:
         raise click.UsageError("--rows is for synthetic inputs, not for --input")
 
 
-@click.command(name="import", cls=Command)
+@click.command(cls=Command)
 @click.argument("model", type=FILE)
 @click.option("--batch", type=AT_LEAST_ONE, help="Rows to project the costs for  [default: 1]")
 @click.option(
@@ -153,7 +155,7 @@ def _check_run(options: dict[str, Any]) -> None:
 )
 @_granularities
 @as_json
-def import_(model: str, batch: int | None, workers: int | None, granularity: Any, as_json: bool) -> None:
+def inspect(model: str, batch: int | None, workers: int | None, granularity: Any, as_json: bool) -> None:
     """Show a MODEL's inputs, operators, engines, costs and problems.
 
     Costs are projected.  The exit status is 1 if the model has problems; all of them are listed.

@@ -32,7 +32,9 @@ _COLUMNS = ("policy", "makespan", "over lower bound", "utilization", "confirmed"
 @click.option("--workers", type=AT_LEAST_ONE, default=8, show_default=True, help="Virtual workers.")
 @click.option("--threads", type=AT_LEAST_ONE, default=1, show_default=True, help="Threads of each.")
 @policies
-@click.option("--bundles", is_flag=True, help="Compare with the graph in bundles, as ff.bundled makes them.")
+@click.option(
+    "--bundles", is_flag=True, help="Compare with the graph in bundles, as ff.bundle_tasks makes them."
+)
 @seed
 @as_json
 def simulate(
@@ -66,7 +68,7 @@ def replay(ctx: click.Context, path: str, policies: tuple[str, ...], seed: int, 
     The virtual workers are those of the recording.
 
     \b
-    dask ferro run --workload imbalanced --workers 8 --trace run.ferrotrace
+    dask ferro benchmark --workload imbalanced --workers 8 --trace run.ferrotrace
     dask ferro replay run.ferrotrace --policy informed,none
 
     From a file of decisions, which a scheduler writes for `ferro.scheduler.record`, each decision is made again by its

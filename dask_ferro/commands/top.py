@@ -28,7 +28,7 @@ from dask_ferro.commands import top_keys
 from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
 from dask_ferro.commands.top_keys import Choice
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.observe.findings import ClusterFinding
 from dask_ferro.observe.summary import FLOW_COLUMNS, flow_cells
 from dask_ferro.observe.top import ask, look, where
@@ -301,13 +301,13 @@ async def print_once(where: Callable[[], str], choice: Choice, as_json: bool) ->
 
     Raises
     ------
-    ConfigError
+    InputError
         If the scheduler does not answer.
     """
     try:
         seen = await ask(where, look)
     except OSError as error:
-        raise ConfigError(f"no scheduler answers: {error or 'timed out'}") from error
+        raise InputError(f"no scheduler answers: {error or 'timed out'}") from error
     rows = arranged(seen["workers"], choice)
     if as_json:
         print(json.dumps({**seen, "workers": rows}))

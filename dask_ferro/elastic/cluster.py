@@ -21,7 +21,7 @@ from distributed import Status
 from dask_ferro.elastic.controller import Elastic
 from dask_ferro.elastic.options import check_room, elastic_options
 from dask_ferro.elastic.providers import Pools
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler import upstream_deploy
 from dask_ferro.scheduler.upstream_jobqueue import JobCluster
@@ -57,7 +57,7 @@ class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
 
         Raises
         ------
-        ConfigError
+        InputError
             For a value that is not a number of at least 0; if the site refuses the jobs permanently, with its
             message; if only paused pools could provide them: then the order is filled when one is resumed.
         """
@@ -73,7 +73,7 @@ class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
             count = max(count, math.ceil(cores / pool.threads))
         upstream_deploy.forget_adapting(self)
         workers = count * pool.processes
-        super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, ordered=True)
+        super().adapt(Adaptive=Elastic, minimum=workers, maximum=workers, strict_maximum=True)
         return self._settled()
 
     # An older name in Dask.
@@ -109,7 +109,7 @@ class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
 
         Raises
         ------
-        ConfigError
+        InputError
             If the site refuses the first jobs permanently, with its message.
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
@@ -134,7 +134,7 @@ class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
     async def _settle(self, adaptive: Elastic) -> None:
         try:
             await adaptive.settle()
-        except ConfigError:
+        except InputError:
             # The order is kept and is filled when a pool is resumed.
             paused = any(pool.is_paused for pool in self.pools)
             # Existing jobs need a controller that follows them.
@@ -160,7 +160,7 @@ def _amount(name: str, value: Any) -> int | None:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a value that is neither a number of at least 0 nor, for memory, a size.
     """
     if value is None:
@@ -172,12 +172,12 @@ def _amount(name: str, value: Any) -> int | None:
     is_number = isinstance(amount, Real)
     if not is_number or not 0 <= amount < math.inf:
         wanted = "a size such as 64GiB" if name == "memory" else "a number of at least 0"
-        raise ConfigError(f"cluster.scale: got {name}={value!r}, wanted {wanted}")
+        raise InputError(f"cluster.scale: got {name}={value!r}, wanted {wanted}")
     return math.ceil(amount)
 
 
 def _check(options: dict[str, Any], kinds: Iterable[Pool]) -> None:
     """Refuse invalid options early.  Bounds in cores, memory or jobs are read by dask-jobqueue."""
     by_others = set(map("_".join, product(("minimum", "maximum"), ("jobs", "cores", "memory"))))
-    own = {"Adaptive", "ordered", *by_others}
+    own = {"Adaptive", "strict_maximum", *by_others}
     check_room(elastic_options({name: value for name, value in options.items() if name not in own}), kinds)

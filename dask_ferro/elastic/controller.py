@@ -28,7 +28,7 @@ from dask_ferro.elastic.options import check_room, elastic_options, scale_parame
 from dask_ferro.elastic.providers import Pools, pools_of
 from dask_ferro.elastic.report import closed_text, shortage
 from dask_ferro.elastic.site_jobs import SiteJob
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import (
     PENDING,
@@ -110,7 +110,7 @@ class Elastic(upstream_deploy.Adapting):
         Seconds between decisions.  This and all other options are those of `ferro.elastic` by default.
     minimum, maximum : int, optional
         Workers (processes).
-    ordered : bool
+    strict_maximum : bool
         Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within half a minute, and
         data that they could not hand over is lost.  Otherwise a job stays while its results fit nowhere else.
     efficiency : float, optional
@@ -119,7 +119,7 @@ class Elastic(upstream_deploy.Adapting):
         The most jobs pending in the queue at a time.
     surge : int, optional
         Extra workers beyond the maximum while successors take over from jobs that are about to end.
-    patience : float or str, optional
+    idle_timeout : float or str, optional
         The least seconds for which a job is idle before it ends; it is longer where a new job would take longer.
     fail_unrunnable : bool, optional
         Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
@@ -127,7 +127,7 @@ class Elastic(upstream_deploy.Adapting):
 
     Raises
     ------
-    ConfigError
+    InputError
         For an unknown or invalid option, or a cluster that starts no workers by itself.
 
     Examples
@@ -147,7 +147,7 @@ class Elastic(upstream_deploy.Adapting):
         interval: float | str | None = None,
         minimum: int | None = None,
         maximum: float | None = None,
-        ordered: bool = False,
+        strict_maximum: bool = False,
         **options: Any,
     ) -> None:
         try:
@@ -155,10 +155,10 @@ class Elastic(upstream_deploy.Adapting):
             bounds = {"interval": interval, "minimum": minimum, "maximum": maximum}
             settings = elastic_options(bounds | options)
             self._fails = settings.fail_unrunnable
-            self.parameters = scale_parameters(settings, ordered)
+            self.parameters = scale_parameters(settings, strict_maximum)
             self._pools: Pools = pools_of(cluster)
             check_room(settings, self._pools.pools)
-        except ConfigError:
+        except InputError:
             upstream_deploy.forget_adapting(cluster)  # Dask would pass them to the next one too
             raise
         previous = upstream_deploy.controller_of(cluster)
@@ -167,7 +167,7 @@ class Elastic(upstream_deploy.Adapting):
             self._pools = taken._pools
         self._ongoing: _Ongoing = taken._ongoing if taken is not None else _Ongoing()
         # Jobs that leave without a time limit, and have one now.
-        self._overtaken: set[str] = set(self._ongoing.leaving) if ordered else set()
+        self._overtaken: set[str] = set(self._ongoing.leaving) if strict_maximum else set()
         self._registered = False
         self._latest: object = None
         self._acted: list[str] = []
@@ -204,7 +204,7 @@ class Elastic(upstream_deploy.Adapting):
 
         Raises
         ------
-        ConfigError
+        InputError
             If the site refuses permanently, with its message, or if only closed or paused pools could provide them.
         """
         await self.adapt()
@@ -214,11 +214,11 @@ class Elastic(upstream_deploy.Adapting):
         await self._submitted()
         jobs, kinds = await self._pools.reconcile(), self._pools.pools
         if not jobs:
-            raise ConfigError(f"no job can be had; {closed_text(kinds)}")
+            raise InputError(f"no job can be had; {closed_text(kinds)}")
         missing = self.minimum - sum(len(job.workers) for job in jobs)
         why = shortage(missing, Counter(job.pool for job in jobs), kinds)
         if why and any(kind.is_paused for kind in kinds):
-            raise ConfigError(f"{missing:g} of {self.minimum:g} workers cannot come for now: {why}")
+            raise InputError(f"{missing:g} of {self.minimum:g} workers cannot come for now: {why}")
 
     async def _submitted(self) -> None:
         with suppress(TimeoutError):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.options import ElasticOptions
 from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import Pool
@@ -15,7 +15,7 @@ _WHO = "ff.Elastic"
 # Options of Dask's Adaptive in scripts that are ported, and which one takes their place.
 _OF_ADAPTIVE = {
     "target_duration": "use efficiency, the price of another job",
-    "wait_count": "use patience, the time for which a job may be idle",
+    "wait_count": "use idle_timeout, the time for which a job may be idle",
     "worker_key": "leave it out: jobs leave as a whole",
 }
 
@@ -25,16 +25,16 @@ def elastic_options(options: Mapping[str, object]) -> ElasticOptions:
 
     Raises
     ------
-    ConfigError
+    InputError
         For an unknown option, one of Dask's Adaptive, or a value out of range.
     """
     for name in sorted(_OF_ADAPTIVE.keys() & options.keys()):
-        raise ConfigError(f"{_WHO}: got {name}, an option of Dask's Adaptive; {_OF_ADAPTIVE[name]}")
+        raise InputError(f"{_WHO}: got {name}, an option of Dask's Adaptive; {_OF_ADAPTIVE[name]}")
     # In a call, None leaves an option to the configuration, except for a bound, where it means none.
     stated = {name: value for name, value in options.items() if value is not None or name == "max_pending"}
     settings = config.read(ElasticOptions, "elastic.", stated, _WHO)
     if settings.minimum > settings.maximum:
-        raise ConfigError(
+        raise InputError(
             f"{_WHO}: got minimum={settings.minimum}, maximum={settings.maximum:g}; wanted 0 <= minimum <= maximum"
         )
     return settings
@@ -45,12 +45,12 @@ def bounds_of(minimum: int | None, maximum: int | None) -> dict[str, float]:
 
     Raises
     ------
-    ConfigError
+    InputError
         If they cross, or there is no maximum.
     """
     options = elastic_options({"minimum": minimum, "maximum": maximum})
     if options.maximum == inf:
-        raise ConfigError(
+        raise InputError(
             "configuration ferro.elastic.maximum: got null, wanted a number of workers; give --maximum"
         )
     return {"minimum": options.minimum, "maximum": options.maximum}
@@ -64,7 +64,7 @@ def scale_parameters(options: ElasticOptions, ordered: bool = False) -> step.Sca
     ordered : bool
         Whether the maximum is an order.
     """
-    names = ("minimum", "maximum", "efficiency", "max_pending", "surge", "patience")
+    names = ("minimum", "maximum", "efficiency", "max_pending", "surge", "idle_timeout")
     return step.ScalingParameters(ordered=ordered, **{name: getattr(options, name) for name in names})
 
 
@@ -73,12 +73,12 @@ def check_room(options: ElasticOptions, kinds: Iterable[Pool]) -> None:
 
     Raises
     ------
-    ConfigError
+    InputError
         With the number of workers of a job.
     """
     least = min((kind.processes for kind in kinds), default=1)
     if 0 < options.maximum < least and not options.minimum:
-        raise ConfigError(
+        raise InputError(
             f"{_WHO}: got maximum={options.maximum:g} workers, and each job has {least}; wanted at least {least}, "
             "or no job fits"
         )

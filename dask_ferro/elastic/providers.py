@@ -21,7 +21,7 @@ from distributed import SpecCluster, Status
 from distributed.metrics import time
 
 from dask_ferro.elastic.site_jobs import DEFAULT, SiteJob
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Pool
 from dask_ferro.scheduler import upstream_deploy
@@ -68,7 +68,7 @@ class Pools(Protocol):
 
         Raises
         ------
-        ConfigError
+        InputError
             If the site refuses permanently, with its message.
         """
 
@@ -78,7 +78,7 @@ def pools_of(cluster: Any) -> Pools:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a cluster without a worker specification.
     """
     if all(hasattr(cluster, name) for name in vars(Pools) if not name.startswith("_")):
@@ -86,7 +86,7 @@ def pools_of(cluster: Any) -> Pools:
     # A `SpecCluster` without a kind of worker cannot get any jobs.
     if getattr(cluster, "new_spec", None) and hasattr(cluster, "worker_spec"):
         return SpecPools(cluster)
-    raise ConfigError(
+    raise InputError(
         f"ff.Elastic: got {type(cluster).__name__}, which cannot start workers by itself; wanted a LocalCluster, "
         "a dask-jobqueue cluster, or another SpecCluster with a worker specification"
     )
@@ -221,13 +221,13 @@ class SpecPools:
 
         Raises
         ------
-        ConfigError
+        InputError
             If a job could not be started, with the original message.
         """
         if self._correcting is not None:
             await asyncio.wait({self._correcting})
         if self._trouble:
-            raise ConfigError(f"a job could not be started: {self._trouble}")
+            raise InputError(f"a job could not be started: {self._trouble}")
 
     async def _correct(self) -> None:
         """Let the cluster start and close workers according to its specification; record failures."""

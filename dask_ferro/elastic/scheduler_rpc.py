@@ -31,7 +31,7 @@ from dask_ferro.elastic.copies import Copies
 from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.elastic.retirement import Leaving
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.events import EndTold
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.plugin import Part, put_on
@@ -338,7 +338,7 @@ class Roster(Part):
         scheduler = self._here()
         if scheduler.workers and resources is None:  # one has joined since the caller looked
             return 0
-        keys = upstream.fail_unplaced(scheduler, ConfigError(why), resources)
+        keys = upstream.fail_unplaced(scheduler, InputError(why), resources)
         if keys:
             logger.warning("dask_ferro: %d tasks failed that no worker can run: %s", len(keys), why)
         return len(keys)

@@ -11,9 +11,9 @@ each (`selection`), and their values are passed on by name:
 Engines' exceptions become dask_ferro's errors, which name the nodes, the engine's reason and a remedy.  ONNX Runtime
 raises fifteen exception types of its own, with source files and C++ signatures in their texts; onnx's reference
 operators and numpy raise Python's exceptions.  Each becomes one of three errors: the engine lacks a feature
-(`UnsupportedOp`), the arrays do not fit the model (`ConfigError`), or the nodes cannot be computed as the file defines
-them (`ModelError`).  An out-of-memory error becomes a `MemoryError`, because callers make room and retry.  The engine's
-exception is the cause.
+(`UnsupportedOpError`), the arrays do not fit the model (`InputError`), or the nodes cannot be computed as the file
+defines them (`ModelError`).  An out-of-memory error becomes a `MemoryError`, because callers make room and retry.
+The engine's exception is the cause.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionRun, Session
 from dask_ferro.engines.reference import ReferenceRun
 from dask_ferro.engines.selection import NEWEST_OPSET, Engine, schema_of
 from dask_ferro.engines.subgraph import weights_of
-from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.graph.ir.nodes import bodies, nested, uses
 from dask_ferro.words import few
 
@@ -62,7 +62,7 @@ class Check(Protocol):
     """A check of the files from which a model's weights are mapped; the model's `meta` has it under `CHECK`."""
 
     def __call__(self) -> None:
-        """Raise `ConfigError` where a file has changed."""
+        """Raise `InputError` where a file has changed."""
 
     def are_unchanged(self) -> bool:
         """Return whether no file has changed."""
@@ -258,7 +258,7 @@ def planned_nodes(
 
     Raises
     ------
-    ConfigError
+    InputError
         A file of mapped weights has changed.
     ValueError
         The plan was made for another model.
@@ -392,7 +392,7 @@ def loading(engine: str, nodes: Sequence[ir.Node]) -> Iterator[None]:
 
     Raises
     ------
-    ModelError, UnsupportedOp
+    ModelError, UnsupportedOpError
         The engine cannot load them.
     MemoryError
         There is not enough memory for it.
@@ -436,19 +436,21 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     onnx's reference ops cannot run node 'a' (Gather):
       - IndexError: too many indices
     """
-    if isinstance(error, (ModelError, UnsupportedOp, ConfigError)):
+    if isinstance(error, (ModelError, UnsupportedOpError, InputError)):
         return error
     # Classified by name and text, because ONNX Runtime's classes have no common base.
     reason = cleaned(error)
     headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
     if ran_out(error):
         return MemoryError(
-            f"{headline}: {reason}; run fewer rows at a time (batch=), or give the worker more memory"
+            f"{headline}: {reason}; run fewer rows at a time (batch_size=), or give the worker more memory"
         )
     if type(error).__name__ == "NotImplemented" or isinstance(error, NotImplementedError):
-        return UnsupportedOp(headline, [f"{reason}; export the model with another operator or dtype there"])
+        return UnsupportedOpError(
+            headline, [f"{reason}; export the model with another operator or dtype there"]
+        )
     if _WRONG_ARRAYS.search(reason):
-        return ConfigError(f"{headline}: {reason}; pass arrays of the model's dtypes and shapes")
+        return InputError(f"{headline}: {reason}; pass arrays of the model's dtypes and shapes")
     remedy = (
         "correct or remove these nodes, or export the model again"
         if doing == "load"

@@ -36,7 +36,7 @@ import onnx_ir as ir
 from dask_ferro.engines import array
 from dask_ferro.engines.onnxruntime import HOST, declared
 from dask_ferro.engines.onnxruntime.known_defects import ONNXRUNTIME, REFERENCE, UNLIKE, Defects
-from dask_ferro.errors import UnsupportedOp
+from dask_ferro.errors import UnsupportedOpError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import attribute_of, bodies, input_of
@@ -99,10 +99,10 @@ def supported(model: ir.Model, headline: str) -> list[Support]:
 
 
 def check(headline: str, rows: Sequence[Support]) -> None:
-    """Raise `UnsupportedOp` naming every node that no engine declares."""
+    """Raise `UnsupportedOpError` naming every node that no engine declares."""
     problems = [row.problem for row in rows if row.problem]
     if problems:
-        raise UnsupportedOp(headline, problems)
+        raise UnsupportedOpError(headline, problems)
 
 
 def _problem(node: ir.Node, opsets: dict[str, int]) -> str:

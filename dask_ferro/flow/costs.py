@@ -82,7 +82,7 @@ _prefix = lru_cache(maxsize=4096)(key_split)
 
 
 class Costs:
-    """MeasuredTasks costs; the least recently measured prefixes and groups are forgotten first."""
+    """Measured costs; the least recently measured prefixes and groups are forgotten first."""
 
     def __init__(self, measured: Iterable[MeasuredTasks] = ()) -> None:
         self._prefixes: dict[str, dict[str, _GroupCost]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 
 def read(path: Path) -> Any:
@@ -18,7 +18,7 @@ def read(path: Path) -> Any:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a file that is neither, or that contains Python objects.
     """
     try:
@@ -27,11 +27,11 @@ def read(path: Path) -> Any:
                 return {name: file[name] for name in file.files}
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"input {str(path)!r} is not a readable {path.suffix} file: {error}") from error
+        raise InputError(f"input {str(path)!r} is not a readable {path.suffix} file: {error}") from error
 
 
 def check_writable(path: Path) -> None:
-    """Raise `ConfigError` if `path` cannot be written, before anything runs for it."""
+    """Raise `InputError` if `path` cannot be written, before anything runs for it."""
     part = _part(path)
     try:
         part.touch()
@@ -44,8 +44,8 @@ def _part(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"output {str(path)!r} cannot be written: {error.strerror or error}")
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"output {str(path)!r} cannot be written: {error.strerror or error}")
 
 
 def save(path: Path, results: Mapping[str, object]) -> None:
@@ -53,7 +53,7 @@ def save(path: Path, results: Mapping[str, object]) -> None:
 
     Raises
     ------
-    ConfigError
+    InputError
         If the file cannot be written.
     """
     part = _part(path)

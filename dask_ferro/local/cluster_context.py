@@ -11,7 +11,7 @@ from dask.system import CPU_COUNT
 from distributed import Client
 
 from dask_ferro.elastic.report import closed_text
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.local.local_cluster import LocalCluster
 from dask_ferro.local.sigint import deferred_sigint
 from dask_ferro.observe.top import where
@@ -29,7 +29,7 @@ def connected(address: str) -> Iterator[Client]:
 
     Raises
     ------
-    ConfigError
+    InputError
         If no scheduler answers at the address, or it has no workers.
     """
     # An invalid address is reported at once: Dask's client would wait when it is closed.
@@ -38,13 +38,13 @@ def connected(address: str) -> Iterator[Client]:
     try:
         client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise ConfigError(f"scheduler {address!r}: cannot connect: {error}") from error
+        raise InputError(f"scheduler {address!r}: cannot connect: {error}") from error
     with client, client.as_current():
         try:
             client.wait_for_workers(1, timeout=_WORKERS_S)
         except TimeoutError:
             why = closed_pools(client.get_events(TOPIC)) or "start one"
-            raise ConfigError(f"scheduler {address!r}: no worker within {_WORKERS_S} s; {why}") from None
+            raise InputError(f"scheduler {address!r}: no worker within {_WORKERS_S} s; {why}") from None
         yield client
 
 
@@ -77,11 +77,11 @@ def started(
 
     Raises
     ------
-    ConfigError
+    InputError
         For a dashboard without bokeh.
     """
     if dashboard and find_spec("bokeh") is None:
-        raise ConfigError(
+        raise InputError(
             "the dashboard needs bokeh, which is not installed: pip install 'dask_ferro[dashboard]'"
         )
     with ExitStack() as stack:

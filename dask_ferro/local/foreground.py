@@ -18,7 +18,7 @@ import dask
 from distributed import Status
 
 from dask_ferro.elastic.controller import Elastic
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.local.sigint import SignalRecorder
 from dask_ferro.scheduler.events import ScaleEvent
 from dask_ferro.slurm.cluster import SLURMCluster
@@ -59,7 +59,7 @@ def stand(
 
     Raises
     ------
-    ConfigError
+    InputError
         If the cluster cannot start here, or the site refuses the first jobs permanently, with its message.
     """
     if scheduler_file is not None:
@@ -94,7 +94,7 @@ def scripts(**keywords: Any) -> dict[str, str]:
 
     Raises
     ------
-    ConfigError
+    InputError
         If a job cannot be described with these keywords.
     """
 
@@ -114,10 +114,10 @@ def scripts(**keywords: Any) -> dict[str, str]:
 def _blamed(what: str) -> Iterator[None]:
     try:
         yield
-    except ConfigError:
+    except InputError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
-        raise ConfigError(f"{what}: {error}") from error
+        raise InputError(f"{what}: {error}") from error
 
 
 def summary(decision: ScaleEvent) -> str:

@@ -61,7 +61,7 @@ class LocalCluster(KeepsRestartedWorkers, distributed.LocalCluster):
 
     Raises
     ------
-    ConfigError
+    InputError
         For an invalid setting of the plugin, before anything is started.
 
     Examples

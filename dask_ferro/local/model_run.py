@@ -1,4 +1,4 @@
-"""A measured run of a model on a cluster, compared with projections: the value behind `dask ferro run`.
+"""A measured run of a model on a cluster, compared with projections: the value behind `dask ferro benchmark`.
 
 The model and its inputs are checked before a cluster is started.  The first of several runs is cold (workers open the
 model and build sessions): the median is that of the others.  Durations are seconds.
@@ -20,22 +20,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from distributed import Client, get_task_stream
 
-from dask_ferro.errors import ConfigError
-from dask_ferro.graph import workloads
+from dask_ferro import testing
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Granularity, dag
 from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.local.array_files import read, save
 from dask_ferro.local.cluster_context import connected, started
 from dask_ferro.local.progress import Progress, followed
-from dask_ferro.lower.model.collection import ModelGraph, from_onnx, opened_of
+from dask_ferro.lower.model.collection import Model, from_onnx, opened_of
 from dask_ferro.lower.model.inventory import spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
-from dask_ferro.observe.tracing import checked, trace
+from dask_ferro.observe.tracing import checked, profile
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The model to run, the cluster, and the number of runs: the options of `dask ferro run`, documented there."""
+    """The model to run, the cluster, and the number of runs: the options of `dask ferro benchmark`, documented
+    there.
+    """
 
     model: str | None = None
     workload: str | None = None
@@ -174,9 +176,9 @@ def trial(
 
     Raises
     ------
-    ModelError, UnsupportedOp
+    ModelError, UnsupportedOpError
         For an invalid model, before a cluster is started.
-    ConfigError
+    InputError
         For unsuitable inputs, outputs or addresses.
     Exception
         The error of a failed task.
@@ -196,12 +198,12 @@ def trial(
         batch = request.batch
         if batch is None and request.model:
             batch = chunk_per_thread(model, arrays, place.slots)
-        planned, results_of_rows = model.planned(arrays, batch=batch), model(arrays, batch=batch)
+        planned, results_of_rows = model.planned(arrays, batch_size=batch), model(arrays, batch_size=batch)
         seconds = []
         for number in range(request.repeat):
             # Only one run is traced: the last, which is warm.
             is_last = number + 1 == request.repeat
-            recording = trace(client) if request.trace and is_last else None
+            recording = profile(client) if request.trace and is_last else None
             with recording or nullcontext(), watching() as watch:
                 measured = execute(client, results_of_rows, watch=watch)
             if request.trace and recording is not None:
@@ -313,14 +315,12 @@ def shares(records: Iterable[dict[str, Any]]) -> tuple[WorkerShare, ...]:
 # ---- before it runs ----------------------------------------------------------------------------------------
 
 
-def _model(request: RunRequest) -> ModelGraph:
-    source = (
-        request.model if request.model else workloads.build(str(request.workload), **dict(request.params))
-    )
+def _model(request: RunRequest) -> Model:
+    source = request.model if request.model else testing.build(str(request.workload), **dict(request.params))
     return from_onnx(source, granularity=request.granularity)
 
 
-def _inputs(request: RunRequest, model: ModelGraph) -> tuple[dict[str, Any], str]:
+def _inputs(request: RunRequest, model: Model) -> tuple[dict[str, Any], str]:
     """Return the arrays by name, and their origin."""
     sig = opened_of(model).signature
     if request.source is None:
@@ -330,18 +330,18 @@ def _inputs(request: RunRequest, model: ModelGraph) -> tuple[dict[str, Any], str
     return by_name(sig, read(request.source), str(request.source)), str(request.source)
 
 
-def _check_sink(sink: Path | None, model: ModelGraph) -> None:
+def _check_sink(sink: Path | None, model: Model) -> None:
     if sink is None:
         return
     specs = opened_of(model).signature.outputs
     if sink.suffix == ".npy" and len(specs) > 1:
         names = ", ".join(s.name for s in specs)
-        raise ConfigError(
+        raise InputError(
             f"output {str(sink)!r} holds one array, the model has {len(specs)} ({names}): use .npz"
         )
     other = [f"{s.name} is a {s.kind}" for s in specs if s.kind != "tensor"]
     if other:
-        raise ConfigError(f"output {str(sink)!r} holds arrays, but {', '.join(other)}; run it from Python")
+        raise InputError(f"output {str(sink)!r} holds arrays, but {', '.join(other)}; run it from Python")
 
 
 def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
@@ -350,7 +350,7 @@ def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
     return len(carried[0]) if carried else None
 
 
-def chunk_per_thread(model: ModelGraph, arrays: Mapping[str, Any], threads: int) -> int | None:
+def chunk_per_thread(model: Model, arrays: Mapping[str, Any], threads: int) -> int | None:
     """Return the rows of a chunk so that each thread has one; None if rows are not known to be independent."""
     sig = opened_of(model).signature
     rows = {len(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True) if c}

@@ -41,12 +41,6 @@ def live_client() -> Any:
     return None if client is None or client.asynchronous else client
 
 
-def client_name() -> str | None:
-    """Return the id of the current client, or None without one that is not asynchronous."""
-    client = live_client()
-    return None if client is None else str(client.id)
-
-
 def current_client() -> Any:
     """Return the distributed client that a computation would go to by default, or None."""
     chosen = _CHOSEN.get()

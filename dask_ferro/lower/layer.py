@@ -21,7 +21,7 @@ import numpy as np
 from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower.portable import BundleTask, PortableTask, portable
 from dask_ferro.lower.signature import is_dask_array, is_future
@@ -206,15 +206,15 @@ def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
     keys = list(dask.core.flatten(value.__dask_keys__()))
     if len(keys) != 1:
         is_array = is_dask_array(value)
-        remedy = "one chunk with .rechunk(-1)" if is_array else "without batch=, or compute it first"
-        raise ConfigError(f"input {name!r} is taken whole and comes in {len(keys)} chunks; make it {remedy}")
+        remedy = "one chunk with .rechunk(-1)" if is_array else "without batch_size=, or compute it first"
+        raise InputError(f"input {name!r} is taken whole and comes in {len(keys)} chunks; make it {remedy}")
     return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
 
 
 def layers_of(name: str, value: Any) -> tuple[HighLevelGraph, str]:
     """Return the graph of an input that is a collection, and the layer that holds its keys."""
     if isinstance(value, Mapping):
-        raise ConfigError(f"input {name!r} is the outputs of a model: pass one of them")
+        raise InputError(f"input {name!r} is the outputs of a model: pass one of them")
     graph = value.__dask_graph__()
     if not isinstance(graph, HighLevelGraph):
         graph = HighLevelGraph.from_collections(f"ferro-{id(value)}", graph, dependencies=[])

@@ -64,7 +64,7 @@ def _frame() -> dict[str, object]:
         "module": _MODULE,
         "source": zlib.compress(source),
         "wanted": wanted,
-        "remedy": f"{remedy(wanted)}; ff.check(client) names all such processes",
+        "remedy": f"{remedy(wanted)}; ff.check_cluster(client) names all such processes",
     }
 
 

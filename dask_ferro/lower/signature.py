@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 from dask.base import is_dask_collection
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import ml_types
 from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
 from dask_ferro.graph.ir.inference import ValueType, declared_type
@@ -172,7 +172,7 @@ def checked_arrays(sig: Signature, given: Any, title: str) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError
+    InputError
         Names, dtypes or shapes that do not fit, all of them at once.
     """
     named = by_name(sig, given, title)
@@ -186,7 +186,7 @@ def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
 
     Raises
     ------
-    ConfigError
+    InputError
         Names missing, unknown, or too many.
     """
     names = [s.name for s in sig.inputs]
@@ -200,7 +200,7 @@ def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
             f"got {many(len(values), 'input')}, wanted {len(names)}" if len(values) != len(names) else ""
         )
     if problem:
-        raise ConfigError(
+        raise InputError(
             f"{title}: {problem}; the model takes {'; '.join(map(str, sig.inputs)) or 'no inputs'}"
         )
     return {name: given[name] for name in names}
@@ -213,7 +213,7 @@ def shape_of(value: Any) -> tuple[Any, ...] | None:
 
 
 def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
-    """Raise `ConfigError` that lists every mismatch of dtype, rank or size.
+    """Raise `InputError` that lists every mismatch of dtype, rank or size.
 
     Values without a shape (futures, delayed values) are not checked.
     """
@@ -234,7 +234,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
             problems += _dtype_problem(spec, given) or _unreadable(spec, given)
             problems += _shape_problems(spec, given, symbols, free_rows=carries and bool(sig.fixed_rows))
     if problems:
-        raise ConfigError(f"{title}: " + "; ".join(problems))
+        raise InputError(f"{title}: " + "; ".join(problems))
 
 
 def _unreadable(spec: ValueSpec, given: Any) -> list[str]:
@@ -324,7 +324,7 @@ def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
 
     Raises
     ------
-    ConfigError
+    InputError
         They cannot be converted to an array, or the input's dtype cannot represent them.
     """
     if spec.kind != "tensor" or comes_later(given):
@@ -345,33 +345,33 @@ def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
 def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
     what = f"{title}: input {spec.name!r}"
     if isinstance(given, (list, tuple)) and any(map(comes_later, given)):
-        raise ConfigError(
+        raise InputError(
             f"{what} is a {type(given).__name__} of values that are not computed yet, wanted one value: {spec};"
             " combine them with dask.array, or in a task"
         )
     try:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ConfigError(
+        raise InputError(
             f"{what} is a {type(given).__name__} that cannot be converted to an array ({error}); wanted {spec}"
         ) from error
     return converted(spec, found, what)
 
 
 def converted(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
-    """Return values in the input's dtype; raise `ConfigError` where it cannot represent them."""
+    """Return values in the input's dtype; raise `InputError` where it cannot represent them."""
     dtype = spec.dtype
     if dtype is None or values.dtype == dtype:
         return values
     if values.size and not _holds(dtype, values):
-        raise ConfigError(
+        raise InputError(
             f"{what} holds {values.dtype}, which {dtype} cannot represent without loss, wanted {dtype}: convert it"
             f" with .astype({dtype.name!r})"
         )
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)
     if dtype.kind == "f" and np.isinf(cast).sum() > np.isinf(values).sum():
-        raise ConfigError(f"{what} holds numbers that are too large for {dtype}: scale or clip them first")
+        raise InputError(f"{what} holds numbers that are too large for {dtype}: scale or clip them first")
     return cast
 
 
@@ -419,7 +419,7 @@ class LateInputs:
 
         Raises
         ------
-        ConfigError
+        InputError
             A dtype (byte order included), a rank, a size or a kind of value that does not fit; it lists all of them.
         """
         if self._are_as_before(values):
@@ -456,7 +456,7 @@ def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
     for spec, carries in zip(sig.inputs, sig.carries, strict=True):
         if spec.kind != "tensor" or spec.dtype is None:
             kind = f"an {spec.kind}" if spec.kind[0] in "aeiou" else f"a {spec.kind}"
-            raise ConfigError(
+            raise InputError(
                 f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs="
             )
         made[spec.name] = made_up(spec, batch if carries and batch and not sig.fixed_rows else None)

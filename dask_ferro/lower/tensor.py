@@ -17,16 +17,16 @@ import onnx
 from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.graph.tensor.tensor import Tensor, evaluated_by
-from dask_ferro.graph.tensor.tensor_model import TensorModel, tensor_model
+from dask_ferro.graph.tensor.tensor_model import TrainableModel, tensor_model
 from dask_ferro.lower.model.collection import from_onnx
 from dask_ferro.lower.prepared.prepared import read_source
 from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.worker.models import limits
 
-__all__ = ["Tensor", "TensorModel", "compute", "load", "to_graph"]
+__all__ = ["Tensor", "TrainableModel", "compute", "load_trainable", "to_graph"]
 
 
-def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel:
+def load_trainable(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TrainableModel:
     """Return an ONNX model as a pure function of tensors, with its parameters by name, to be trained on.
 
     Dropout of a model that was exported for inference does nothing, and BatchNormalization uses the means and variances
@@ -41,18 +41,19 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> TensorModel
     ------
     ModelError
         The file is unreadable, inconsistent or unsafe; all problems are reported at once.
-    UnsupportedOp
+    UnsupportedOpError
         An operator that ONNX does not define, or an opset that ONNX's converter cannot raise.
-    ConfigError
+    InputError
         There is no such file.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> model = ff.load("examples/models/digits_mlp.onnx")  # doctest: +SKIP
+    >>> import dask_ferro.tensor as ft
+    >>> model = ff.load_trainable("examples/models/digits_mlp.onnx")  # doctest: +SKIP
     >>> params = model.parameters()  # doctest: +SKIP
     >>> scores = model(images, params=params)  # doctest: +SKIP
-    >>> loss, grads = ff.value_and_grad(ff.nn.mse_loss(scores, wanted), params)  # doctest: +SKIP
+    >>> loss, grads = ft.value_and_grad(ft.nn.mse_loss(scores, wanted), params)  # doctest: +SKIP
     """
     source, name = read_source(model)
     loaded = load_model(source, limits=limits(), keeps_original=True)
@@ -71,9 +72,9 @@ def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Any:
 
     Raises
     ------
-    ConfigError
+    InputError
         An argument without a value, or a value that does not fit.
-    UnsupportedOp
+    UnsupportedOpError
         No engine computes some node.
     """
     model, bound = build(outputs)
@@ -100,7 +101,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
 
     Raises
     ------
-    ConfigError, UnsupportedOp
+    InputError, UnsupportedOpError
         As raised by `to_graph`.
 
     Examples

@@ -1,4 +1,4 @@
-"""`ff.check`: the facts of a cluster, with those of each process, in one table, and what is wrong with it."""
+"""`ff.check_cluster`: the facts of a cluster, with those of each process, in one table, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Client
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.observe import shipped
 from dask_ferro.observe.facts import ClusterFacts, ProcessFacts
 from dask_ferro.observe.findings import ClusterFinding
@@ -28,7 +28,7 @@ from dask_ferro.observe.snapshot import snapshot
 
 @dataclass(frozen=True)
 class ClusterCheck:
-    """The result of `ff.check`: printed, it is one table and the findings, each with its remedy."""
+    """The result of `ff.check_cluster`: printed, it is one table and the findings, each with its remedy."""
 
     facts: ClusterFacts
 
@@ -56,7 +56,7 @@ class ClusterCheck:
         return drawn(self.facts, self.findings)
 
 
-def check(client: Client | None = None, *, answer: float | None = None) -> Any:
+def check_cluster(client: Client | None = None, *, timeout: float | None = None) -> Any:
     """Compare the client, the scheduler and the workers of a cluster, and say what is wrong and what to do.
 
     It compares versions and GPUs, tells whether the plugin is on, and has the findings of the overview: what is stuck
@@ -66,8 +66,8 @@ def check(client: Client | None = None, *, answer: float | None = None) -> Any:
     ----------
     client : distributed.Client, optional
         Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
-    answer : float, optional
-        Seconds to wait for each process; one that does not answer is a finding.  Default: `ferro.scheduler.answer`.
+    timeout : float, optional
+        Seconds to wait for each process; one that does not answer is a finding.  Default: `ferro.scheduler.timeout`.
 
     Returns
     -------
@@ -76,18 +76,18 @@ def check(client: Client | None = None, *, answer: float | None = None) -> Any:
 
     Raises
     ------
-    ConfigError
+    InputError
         If there is no client, or `answer` is not positive.
 
     Examples
     --------
-    >>> ff.check(client)                # doctest: +SKIP
-    >>> assert ff.check(client).ok      # doctest: +SKIP
+    >>> ff.check_cluster(client)                # doctest: +SKIP
+    >>> assert ff.check_cluster(client).ok      # doctest: +SKIP
     """
-    client = checked_client(client, "ff.check")
-    seconds = config.value("scheduler.answer") if answer is None else answer
+    client = checked_client(client, "ff.check_cluster")
+    seconds = config.value("scheduler.timeout") if timeout is None else timeout
     if not isinstance(seconds, int | float) or not seconds > 0:
-        raise ConfigError(f"ff.check: answer={answer!r}, wanted seconds above 0")
+        raise InputError(f"ff.check_cluster: timeout={timeout!r}, wanted seconds above 0")
     return client.sync(_check, client, float(seconds))
 
 

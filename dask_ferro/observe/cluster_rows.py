@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import Scheduler
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.observe.top import ask
 
 # The names of the calls that the cluster adds to its scheduler.
@@ -24,7 +24,7 @@ async def _asked(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]
                 "that `dask ferro cluster` or ff.SLURMCluster started on SLURM"}  # fmt: skip
     try:
         return {"rows": await handler(**words)}
-    except ConfigError as error:
+    except InputError as error:
         return {"error": str(error)}
 
 
@@ -42,14 +42,14 @@ async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a scheduler that does not answer or has no such cluster, and for operations that the cluster refuses.
     """
     try:
         answer = await ask(where, _asked, table=table, words=words)
     except OSError as error:
-        raise ConfigError(f"no scheduler answers: {error or type(error).__name__}") from error
+        raise InputError(f"no scheduler answers: {error or type(error).__name__}") from error
     if "error" in answer:
-        raise ConfigError(answer["error"])
+        raise InputError(answer["error"])
     rows: list[Any] = answer["rows"]
     return rows

@@ -1,8 +1,8 @@
 """A snapshot of a cluster, of which `rules` finds what is wrong, and `summary` says what the cluster does.
 
-The overview and `top` have the facts that the scheduler has; `ff.check` adds those that each process has of itself.
-Workers are named as on all pages, tasks by the text of their keys, asked processes by their addresses.  Durations are
-seconds, sizes bytes.
+The overview and `top` have the facts that the scheduler has; `ff.check_cluster` adds those that each process has of
+itself. Workers are named as on all pages, tasks by the text of their keys, asked processes by their addresses.
+Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations

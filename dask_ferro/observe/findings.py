@@ -1,4 +1,6 @@
-"""What is wrong with a cluster, where, how severe that is, and what to do: of `ff.check`, the overview and `top`."""
+"""What is wrong with a cluster, where, how severe that is, and what to do: of `ff.check_cluster`, the overview and
+`top`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The instruction tape: the ops that ran inside the bundles of this process, with task, times and bytes.
 
 Array ops are timed one by one (1.5 us each); a session of ONNX Runtime, or of the reference, is one op.  On a GPU, an
-array op's span is its launch, not its kernel.  Tasks inside a bundle of Dask tasks (`ff.bundled`) are ops too: their
-engine is "dask", their operator the key's prefix.
+array op's span is its launch, not its kernel.  Tasks inside a bundle of Dask tasks (`ff.bundle_tasks`) are ops too:
+their engine is "dask", their operator the key's prefix.
 
 Each recording of a worker is a ring, as in the scheduler's log.  Without a recording there is no overhead.
 """

@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed import Client
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.portable import remedy
 from dask_ferro.lower.stand_in import NONE, own_version
@@ -63,14 +63,14 @@ def checked_client(client: object, call: str = "ff.install") -> Client:
 
     Raises
     ------
-    ConfigError
+    InputError
         If it is no client, or there is none.
     """
     found = current_client() if client is None else client
     if found is None:
-        raise ConfigError("there is no client; create one first, client = distributed.Client(), or pass it")
+        raise InputError("there is no client; create one first, client = distributed.Client(), or pass it")
     if not isinstance(found, Client):
-        raise ConfigError(f"got {type(found).__name__}, wanted a distributed.Client: {call}(Client(cluster))")
+        raise InputError(f"got {type(found).__name__}, wanted a distributed.Client: {call}(Client(cluster))")
     return found
 
 
@@ -120,7 +120,7 @@ async def refuse_scheduler(client: Client, call: str, seconds: float) -> None:
 
     Raises
     ------
-    ConfigError
+    InputError
         If the scheduler has no dask_ferro, or a release that does not work with this one.
 
     Warns
@@ -134,19 +134,19 @@ async def refuse_scheduler(client: Client, call: str, seconds: float) -> None:
         return
     for one in releases_differ({"scheduler": scheduler.versions["dask_ferro"]}, own_version()):
         if one.severity == "error":
-            raise ConfigError(f"{call}: {one}")
+            raise InputError(f"{call}: {one}")
         warnings.warn(f"{call}: {one}", RuntimeWarning, stacklevel=2)
 
 
 @contextmanager
 def importing(call: str) -> Iterator[None]:
-    """Raise a `ConfigError` in place of the error of a scheduler that cannot import dask_ferro, or what that needs."""
+    """Raise a `InputError` in place of the error of a scheduler that cannot import dask_ferro, or what that needs."""
     try:
         yield
     except ModuleNotFoundError as error:
         release = own_version()
         (lack,) = fault("error", "dask_ferro", {"scheduler": f"{NONE} ({error})"}, release, remedy(release))
-        raise ConfigError(f"{call}: {lack}") from error
+        raise InputError(f"{call}: {lack}") from error
 
 
 async def worker_releases(client: Client, seconds: float) -> Releases:

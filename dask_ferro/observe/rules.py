@@ -336,7 +336,11 @@ def _lacks(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
     if task.device and task.device not in facts.devices:
         there = few(sorted(facts.devices)) or "unknown"
         why = f"it requires a worker with a {task.device}, and all workers have only {there}"
-        return why, "error", f"start a worker with a {task.device}, or use ff.Prefer in place of ff.Require"
+        return (
+            why,
+            "error",
+            f"start a worker with a {task.device}, or use ff.prefer_device in place of ff.require_device",
+        )
     for name, amount in sorted(task.resources.items()):
         most = facts.resources.get(name, 0)
         if most < amount:

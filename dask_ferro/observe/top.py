@@ -24,7 +24,7 @@ from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.observe.snapshot import snapshot
 from dask_ferro.observe.summary import overview, state_of
 from dask_ferro.scheduler import upstream
@@ -155,16 +155,16 @@ def where(address: str | None = None, scheduler_file: str | Path | None = None) 
 
     Raises
     ------
-    ConfigError
+    InputError
         For an invalid address, or if none is given.
     """
     if address and scheduler_file:
-        raise ConfigError("give either --scheduler or --scheduler-file")
+        raise InputError("give either --scheduler or --scheduler-file")
     if scheduler_file:
         return lambda: _from_file(Path(scheduler_file))
     found = address or dask.config.get("scheduler-address", None)
     if not found:
-        raise ConfigError(
+        raise InputError(
             "no scheduler: give --scheduler ADDRESS such as tcp://host:8786, --scheduler-file, or set"
             " DASK_SCHEDULER_ADDRESS"
         )
@@ -173,7 +173,7 @@ def where(address: str | None = None, scheduler_file: str | Path | None = None) 
         if ":" not in found.rpartition("://")[2]:
             raise ValueError("no port")
     except ValueError as error:
-        raise ConfigError(f"scheduler {found!r}: {error}; wanted for instance tcp://host:8786") from None
+        raise InputError(f"scheduler {found!r}: {error}; wanted for instance tcp://host:8786") from None
     return lambda: found
 
 
@@ -196,7 +196,7 @@ async def ask(where: Callable[[], str], function: Callable[..., Any], **words: o
     ------
     OSError
         If the scheduler does not answer; a later call may find it again.
-    ConfigError
+    InputError
         If the scheduler does not have dask_ferro.
     """
     address, security = where(), Security().get_connection_args("client")
@@ -205,7 +205,7 @@ async def ask(where: Callable[[], str], function: Callable[..., Any], **words: o
             call = scheduler.run_function(function=dumps(function), kwargs=dumps(words))
             answer = await asyncio.wait_for(call, _PATIENCE)
     except ModuleNotFoundError as error:
-        raise ConfigError(
+        raise InputError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
     if answer["status"] != "OK":

@@ -1,4 +1,4 @@
-"""`ff.trace`: the tasks, steals and ops of a cluster while a block ran, as a `Trace` in the client, and files of it.
+"""`ff.profile`: the tasks, steals and ops of a cluster while a block ran, as a `Trace` in the client, and files of it.
 
 The scheduler's plugin records tasks (`recorder`), the workers' tapes record ops if requested (`op_recorder`): this
 module starts both for the block, and fetches their records at its end.  A trace contains what finished within the
@@ -6,7 +6,7 @@ block.  Both are ring buffers; dropped records are counted: tasks under "dropped
 "dropped_ops". A worker that hangs does not block the end: its ops are missing, a warning names it, and
 "workers_without_ops" counts it.
 
-    with ff.trace(client) as t:
+    with ff.profile(client) as t:
         y.compute()
     t.to_chrome("run.json")
 """
@@ -28,7 +28,7 @@ from distributed import Client, Scheduler
 from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
-from dask_ferro.errors import ConfigError, is_count
+from dask_ferro.errors import InputError, is_count
 from dask_ferro.observe.op_recorder import TapePlugin, taped
 from dask_ferro.scheduler import reach
 from dask_ferro.scheduler.recorder import trace_of
@@ -54,7 +54,7 @@ class _Begun(NamedTuple):
     tasks: int
     steals: int
     counts: dict[str, float]
-    answer: float
+    timeout: float
 
 
 class _Ended(NamedTuple):
@@ -78,7 +78,7 @@ class Tracing:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> with ff.trace(client) as run:         # doctest: +SKIP
+    >>> with ff.profile(client) as run:         # doctest: +SKIP
     ...     y.compute()
     >>> run.to_chrome("run.json")             # doctest: +SKIP
     >>> run.summary()["makespan"]             # doctest: +SKIP
@@ -95,14 +95,14 @@ class Tracing:
 
     def __repr__(self) -> str:
         if self._trace is not None:
-            return f"<ff.trace, recorded: {self._trace!r}>"
-        return f"<ff.trace of {self._client}, {'recording' if self._begun else 'not begun'}>"
+            return f"<ff.profile, recorded: {self._trace!r}>"
+        return f"<ff.profile of {self._client}, {'recording' if self._begun else 'not begun'}>"
 
     # -- the block -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Tracing:
         if self._client.asynchronous:
-            raise ConfigError("ff.trace: the client is asynchronous; use `async with ff.trace(client)`")
+            raise InputError("ff.profile: the client is asynchronous; use `async with ff.profile(client)`")
         self._client.sync(self._begin)
         return self
 
@@ -118,19 +118,19 @@ class Tracing:
 
     async def _begin(self) -> None:
         if self._begun is not None:
-            raise ConfigError("ff.trace: a recording is made once; call ff.trace(client) again")
+            raise InputError("ff.profile: a recording is made once; call ff.profile(client) again")
         on_scheduler = self._client.run_on_scheduler
         begun = await on_scheduler(_begin, self._token, self._tasks)
         if isinstance(begun, str):
-            raise ConfigError(f"ff.trace: {begun}")
+            raise InputError(f"ff.profile: {begun}")
         self._begun = begun
         if self._tape is not None:
             try:
-                late = await on_scheduler(reach.put_on, self._token, dumps(self._tape), begun.answer)
-                reach.warn("ff.trace", late, begun.answer, ": its ops are recorded from when it answers")
+                late = await on_scheduler(reach.put_on, self._token, dumps(self._tape), begun.timeout)
+                reach.warn("ff.profile", late, begun.timeout, ": its ops are recorded from when it answers")
             except BaseException as error:
                 await on_scheduler(_end, self._token, begun)
-                await on_scheduler(reach.take_off, self._token, begun.answer)
+                await on_scheduler(reach.take_off, self._token, begun.timeout)
                 # The original error of a worker's set-up is more useful than the one that some workers refused.
                 if isinstance(error, RuntimeError) and error.__cause__ is not None:
                     raise error.__cause__ from None
@@ -143,7 +143,7 @@ class Tracing:
         except Exception as error:
             if not failed:
                 raise
-            logger.warning("ff.trace: nothing was fetched: %r", error)
+            logger.warning("ff.profile: nothing was fetched: %r", error)
 
     async def _fetch(self) -> Trace:
         assert self._begun is not None
@@ -152,15 +152,15 @@ class Tracing:
         try:
             ended = await self._client.run_on_scheduler(_end, self._token, self._begun)
             if self._tape is not None and ended is not None:
-                spans, lost, hung = await self._ops(ended.workers, self._begun.answer)
+                spans, lost, hung = await self._ops(ended.workers, self._begun.timeout)
         finally:
             if self._tape is not None:
-                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.answer, hung)
+                await self._client.run_on_scheduler(reach.take_off, self._token, self._begun.timeout, hung)
         if ended is None:
-            raise ConfigError(
-                "ff.trace: dask_ferro was taken off, or installed anew, while the trace was recorded"
+            raise InputError(
+                "ff.profile: dask_ferro was taken off, or installed anew, while the trace was recorded"
             )
-        reach.warn("ff.trace", hung, self._begun.answer, ": its ops are not in the trace")
+        reach.warn("ff.profile", hung, self._begun.timeout, ": its ops are not in the trace")
         trace: Trace = pickle.loads(ended.trace)
         return replace(
             _with_ops(trace, spans, self._begun.time), counts=_counts(self._begun, ended, (lost, len(hung)))
@@ -190,7 +190,7 @@ class Tracing:
     def trace(self) -> Trace:
         """The recorded run."""
         if self._trace is None:
-            raise ConfigError("ff.trace: the trace is there when the block has ended")
+            raise InputError("ff.profile: the trace is there when the block has ended")
         return self._trace
 
     def summary(self) -> dict[str, float]:
@@ -213,7 +213,7 @@ class Tracing:
         write(path)
 
 
-def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
+def profile(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
     """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
 
     Parameters
@@ -227,25 +227,25 @@ def trace(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing
 
     Raises
     ------
-    ConfigError
+    InputError
         On entering, if the plugin is not installed; on leaving, if it was removed meanwhile.
 
     Warns
     -----
     RuntimeWarning
-        If ops are recorded and workers did not answer within `ferro.scheduler.answer`, with their addresses: on
+        If ops are recorded and workers did not answer within `ferro.scheduler.timeout`, with their addresses: on
         entering, ops of such a worker are recorded once it answers; on leaving, they are missing in the trace.
 
     Examples
     --------
-    >>> with ff.trace(client) as t:                     # doctest: +SKIP
+    >>> with ff.profile(client) as t:                     # doctest: +SKIP
     ...     y.compute()
     >>> t.to_chrome("run.json")                         # doctest: +SKIP
     """
     if not isinstance(client, Client):
-        raise ConfigError(f"ff.trace: got {type(client).__name__}, wanted a distributed.Client")
+        raise InputError(f"ff.profile: got {type(client).__name__}, wanted a distributed.Client")
     if not is_count(tasks):
-        raise ConfigError(f"ff.trace: got tasks={tasks!r}, wanted a whole number of at least 1")
+        raise InputError(f"ff.profile: got tasks={tasks!r}, wanted a whole number of at least 1")
     return Tracing(client, tasks=tasks, ops=ops)
 
 
@@ -254,16 +254,16 @@ def checked(path: str | os.PathLike[str]) -> str:
 
     Raises
     ------
-    ConfigError
+    InputError
         For another suffix, or a folder that does not exist, before anything runs.
     """
     target = Path(path)
     plain = target.with_suffix("") if target.suffix == ".gz" else target
     if plain.suffix not in (".ferrotrace", ".json"):
         wanted = ".ferrotrace (for replay) or .json (for Perfetto)"
-        raise ConfigError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
+        raise InputError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
     if not target.parent.is_dir():
-        raise ConfigError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
+        raise InputError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
     return plain.suffix
 
 
@@ -277,7 +277,7 @@ def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str
         return stays_off() or NOT_INSTALLED
     log = stealing.records
     log.record_for(token, tasks)
-    return _Begun(time(), log.tasks.total, log.stolen.total, dict(stealing.counts), stealing.settings.answer)
+    return _Begun(time(), log.tasks.total, log.stolen.total, dict(stealing.counts), stealing.settings.timeout)
 
 
 async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:

@@ -24,8 +24,8 @@ REASONS = {
         "submit it without workers=, or with allow_other_workers=True",
     ),
     "class": (
-        "it requires a device that those do not have (ff.Require)",
-        "start a worker with that device, or use ff.Prefer in place of ff.Require",
+        "it requires a device that those do not have (ff.require_device)",
+        "start a worker with that device, or use ff.prefer_device in place of ff.require_device",
     ),
     "resources": (
         "those do not have the resources free that it asks for (resources=)",

@@ -1,8 +1,8 @@
-"""Affinities of tasks for device classes: `Prefer` and `Require` on the client, and their reading on the scheduler.
+"""Affinities of tasks for device classes: `prefer_device` and `require_device` on the client, their reading elsewhere.
 
-    with ff.Require("gpu"):                        every task that is made inside
-    with ff.Prefer("gpu", signal="encoder*"):      those of them whose region matches
-    dask.annotate(**ff.Prefer("cpu").annotations)  the same, by Dask's own means
+    with ff.require_device("gpu"):                        every task that is made inside
+    with ff.prefer_device("gpu", region="encoder*"):      those of them whose region matches
+    dask.annotate(**ff.prefer_device("cpu").annotations)  the same, by Dask's own means
 
 Both end as annotation "ferro" of the tasks.  Users may write anything there; invalid values are ignored.  A
 preference is weighed at the cost of one execution of the task: it runs elsewhere if it would finish earlier even so.
@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 
 import dask
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.options import DEVICES
 from dask_ferro.policy.estimates import Estimate
 
@@ -52,31 +52,31 @@ NOTHING = Wish()
 
 @dataclass(frozen=True)
 class _Affinity:
-    """An affinity for a device class; base of `Prefer` and `Require`.
+    """An affinity for a device class; base of `prefer_device` and `require_device`.
 
     Parameters
     ----------
     device : {"cpu", "gpu"}
-    signal : str, optional
+    region : str, optional
         Shell pattern of the regions to which it applies; default: all tasks.
 
     Raises
     ------
-    ConfigError
+    InputError
         For an unknown device, or an invalid pattern.
     """
 
     device: str
-    signal: str | None = None
+    region: str | None = None
     _key: ClassVar[str]
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         if self.device not in DEVICES:
-            raise ConfigError(f"{name}: got {self.device!r}, wanted one of {', '.join(DEVICES)}")
-        if self.signal is not None and (not isinstance(self.signal, str) or not self.signal):
-            raise ConfigError(
-                f"{name}: signal={self.signal!r}, wanted a pattern of regions, such as 'encoder*'"
+            raise InputError(f"{name}: got {self.device!r}, wanted one of {', '.join(DEVICES)}")
+        if self.region is not None and (not isinstance(self.region, str) or not self.region):
+            raise InputError(
+                f"{name}: region={self.region!r}, wanted a pattern of regions, such as 'encoder*'"
             )
 
     @property
@@ -84,14 +84,14 @@ class _Affinity:
         """Return it as Dask annotations, merged with those in effect."""
         around = dask.get_annotations().get(NAME, {})  # type: ignore[attr-defined]
         if not isinstance(around, Mapping):
-            raise ConfigError(
+            raise InputError(
                 f"{type(self).__name__}: inside of dask.annotate({NAME}={around!r}), which is not a mapping;"
                 " use a mapping there"
             )
-        if self.signal is None:
+        if self.region is None:
             others = {key: value for key, value in around.items() if key not in ("prefer", "require")}
             return {NAME: {**others, self._key: self.device}}
-        rules = ((self.signal, self._key, self.device), *around.get(_SIGNALS, ()))
+        rules = ((self.region, self._key, self.device), *around.get(_SIGNALS, ()))
         return {NAME: {**around, _SIGNALS: rules}}
 
     def __enter__(self) -> _Affinity:
@@ -114,24 +114,24 @@ _ENTERED: ContextVar[tuple[AbstractContextManager[object], ...]] = ContextVar(
 )
 
 
-class Prefer(_Affinity):
+class prefer_device(_Affinity):
     """A context manager for tasks that prefer a device class.
 
     Parameters
     ----------
     device : {"cpu", "gpu"}
-    signal : str, optional
-        Shell pattern of the regions (`ff.signal`) to which it applies; default: all tasks.
+    region : str, optional
+        Shell pattern of the regions (`ft.region`) to which it applies; default: all tasks.
 
     Raises
     ------
-    ConfigError
+    InputError
         For an unknown device, or an invalid pattern.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> with ff.Prefer("gpu"):
+    >>> with ff.prefer_device("gpu"):
     ...     dask.get_annotations()
     {'ferro': {'prefer': 'gpu'}}
     """
@@ -139,15 +139,15 @@ class Prefer(_Affinity):
     _key = "prefer"
 
 
-class Require(_Affinity):
+class require_device(_Affinity):
     """A context manager for tasks that run on a device class only: without a worker of it, they wait for one.
 
-    Parameters and errors are those of `Prefer`.
+    Parameters and errors are those of `prefer_device`.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.Require("cpu", signal="decode").annotations
+    >>> ff.require_device("cpu", region="decode").annotations
     {'ferro': {'signals': (('decode', 'require', 'cpu'),)}}
     """
 

@@ -1,4 +1,6 @@
-"""`ff.bundled`: cheap tasks of a client's graphs run several at a time, in bundles or flows, in a block or always."""
+"""`ff.bundle_tasks`: cheap tasks of a client's graphs run several at a time, in bundles or flows, in a block or
+always.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from dask.typing import Key
 from distributed import Client, Scheduler
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.bundled.expression import BundledGraph
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.upstream import Expr
@@ -26,7 +28,7 @@ _enabled_clients: WeakSet[Client] = WeakSet()
 
 
 @contextmanager
-def bundled(*, client: Client | None = None) -> Iterator[None]:
+def bundle_tasks(*, client: Client | None = None) -> Iterator[None]:
     """Run cheap tasks of a client's graphs several at a time, as one task of Dask's (a bundle), in a block.
 
     A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
@@ -54,19 +56,21 @@ def bundled(*, client: Client | None = None) -> Iterator[None]:
 
     Raises
     ------
-    ConfigError
+    InputError
         There is no client, or an asynchronous one before ``await ff.install(client, bundles=False)``; dask_ferro cannot
         be imported on the scheduler.
 
     Examples
     --------
     >>> x = da.random.random((4000, 4000), chunks=100)   # doctest: +SKIP
-    >>> with ff.bundled():                                # doctest: +SKIP
+    >>> with ff.bundle_tasks():                                # doctest: +SKIP
     ...     (x + x.T).mean().compute()
     """
     client = current_client() if client is None else client
     if client is None:
-        raise ConfigError("ff.bundled: there is no client; create one first: client = distributed.Client()")
+        raise InputError(
+            "ff.bundle_tasks: there is no client; create one first: client = distributed.Client()"
+        )
     enable_if_new(client)
     token = _BLOCKS.set((*_BLOCKS.get(), client))
     try:
@@ -78,12 +82,12 @@ def bundled(*, client: Client | None = None) -> Iterator[None]:
 def enable_if_new(client: Client) -> None:
     """Let the graphs of a client be bundled where a block asks for it, if they are not yet."""
     if not isinstance(client, Client):
-        raise ConfigError(f"ff.bundled: got client={client!r}, wanted a distributed.Client")
+        raise InputError(f"ff.bundle_tasks: got client={client!r}, wanted a distributed.Client")
     if client in _enabled_clients:
         return
     if client.asynchronous:
-        raise ConfigError(
-            "ff.bundled: this client is asynchronous, and its scheduler does not know of bundles yet: call"
+        raise InputError(
+            "ff.bundle_tasks: this client is asynchronous, and its scheduler does not know of bundles yet: call"
             " `await ff.install(client, bundles=False)` first"
         )
     client.sync(enable, client, always=False)
@@ -94,7 +98,7 @@ async def enable(client: Client, *, always: bool) -> None:
 
     Raises
     ------
-    ConfigError
+    InputError
         If dask_ferro cannot be imported on the scheduler.
     """
     try:
@@ -102,7 +106,7 @@ async def enable(client: Client, *, always: bool) -> None:
             _joined, client=client.id, path=config.value("bundle.costs")
         )
     except ModuleNotFoundError as error:
-        raise ConfigError(
+        raise InputError(
             f"the scheduler cannot import dask_ferro ({error}): install it in the scheduler's environment too"
         ) from error
     _enabled_clients.add(client)

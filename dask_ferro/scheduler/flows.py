@@ -47,7 +47,7 @@ _ROWS = 100
 _AGAIN = 0.05
 _UNREACHABLE = (
     "the workers {} could not send each other results, {} times; let them connect to each other at any port, or leave"
-    " ff.bundled out"
+    " ff.bundle_tasks out"
 )
 
 

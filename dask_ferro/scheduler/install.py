@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed import Client, Scheduler
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.observe.processes import (
     checked_client,
     importing,
@@ -37,7 +37,7 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
         Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
     bundles : bool, optional
         Whether cheap tasks of this client's graphs run several at a time: True: of each graph; False: of those that
-        `ff.bundled` asks for.  Default: as it is, which is False for a client that is not asynchronous.
+        `ff.bundle_tasks` asks for.  Default: as it is, which is False for a client that is not asynchronous.
     **options
         Settings by name, which override the configuration (`ferro.scheduler`): ``stealing="none"``,
         ``placement=False``, ``rank=False``.  A second call with the same options changes nothing; with other options it
@@ -45,14 +45,14 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
 
     Raises
     ------
-    ConfigError
+    InputError
         For an unknown option, if there is no client, or if the scheduler has no dask_ferro, or a release that does not
         work with this one.
 
     Warns
     -----
     RuntimeWarning
-        If workers did not answer within `ferro.scheduler.answer`, with their addresses; each is set up when it
+        If workers did not answer within `ferro.scheduler.timeout`, with their addresses; each is set up when it
         answers. If the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on. Or if the
         scheduler has another release of dask_ferro, or workers have another one or none.
 
@@ -65,7 +65,7 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     """
     client = checked_client(client)
     if bundles is not None and not isinstance(bundles, bool):
-        raise ConfigError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
+        raise InputError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
     return client.sync(_install, client, Settings.configured(**options), bundles)
 
 
@@ -79,7 +79,7 @@ def uninstall(client: Client | None = None) -> Any:
 
     Raises
     ------
-    ConfigError
+    InputError
         If there is no client, or the scheduler has no dask_ferro.
 
     Examples
@@ -93,7 +93,7 @@ def uninstall(client: Client | None = None) -> Any:
 
 
 async def _install(client: Client, settings: Settings, bundles: bool | None) -> None:
-    await refuse_scheduler(client, "ff.install", settings.answer)
+    await refuse_scheduler(client, "ff.install", settings.timeout)
     with importing("ff.install"):
         if bundles is not None:
             await bundling.enable(client, always=bundles)
@@ -109,11 +109,11 @@ async def _install(client: Client, settings: Settings, bundles: bool | None) -> 
 
 async def _put_on(client: Client, settings: Settings) -> None:
     # At the same time as the installation: a worker that hangs is waited for once.
-    releases = asyncio.create_task(worker_releases(client, settings.answer))
+    releases = asyncio.create_task(worker_releases(client, settings.timeout))
     try:
         await client.run_on_scheduler(put_on, part=Scheduling(settings))
         late = await client.run_on_scheduler(_late)
-        reach.warn("ff.install", late, settings.answer, _LATER.format("is set up"))
+        reach.warn("ff.install", late, settings.timeout, _LATER.format("is set up"))
         warn_of_workers(await releases, "ff.install")
     finally:
         releases.cancel()
@@ -135,7 +135,7 @@ async def _take_off(client: Client) -> None:
 async def _remove(*, dask_scheduler: Scheduler) -> tuple[list[str], float]:
     scheduling = part_of(dask_scheduler, Scheduling)
     await take_off(Scheduling.name, dask_scheduler=dask_scheduler)
-    return ([], 0.0) if scheduling is None else (scheduling.late, scheduling.settings.answer)
+    return ([], 0.0) if scheduling is None else (scheduling.late, scheduling.settings.timeout)
 
 
 # Answers are plain values: a client may accept nothing else (`Client(deserializers=["msgpack"])`).

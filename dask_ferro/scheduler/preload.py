@@ -12,7 +12,7 @@ import logging
 
 from distributed import Scheduler
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.scheduler.plugin import FerroScheduler, put_on
 from dask_ferro.scheduler.scheduling import Scheduling, stays_off
 
@@ -26,6 +26,6 @@ async def dask_setup(scheduler: Scheduler) -> None:
         return
     try:
         await put_on(Scheduling(), dask_scheduler=scheduler)
-    except ConfigError as error:
+    except InputError as error:
         logger.critical("the scheduler ends: %s", error)
         scheduler.add_plugin(FerroScheduler(scheduler, error))

@@ -90,7 +90,7 @@ def warn(call: str, late: Collection[str], seconds: float, what: str) -> None:
     """Warn a client of workers that did not answer `call` in time, and of the consequence."""
     if late:
         warnings.warn(
-            f"{call}: {', '.join(late)} did not answer within {seconds:g} s (ferro.scheduler.answer){what}",
+            f"{call}: {', '.join(late)} did not answer within {seconds:g} s (ferro.scheduler.timeout){what}",
             RuntimeWarning,
             stacklevel=3,
         )

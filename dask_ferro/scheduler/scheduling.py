@@ -107,7 +107,7 @@ class Scheduling(Part):
         plugin = dumps(FerroWorker())
         try:
             self.late = await reach.put_on(
-                WORKER_NAME, plugin, self.settings.answer, dask_scheduler=scheduler
+                WORKER_NAME, plugin, self.settings.timeout, dask_scheduler=scheduler
             )
         # Whatever a worker lacks, stealing works without its measurements.
         except RuntimeError as error:
@@ -121,7 +121,7 @@ class Scheduling(Part):
         if self._scheduler is not None:
             try:
                 self.late = await reach.take_off(
-                    WORKER_NAME, self.settings.answer, dask_scheduler=self._scheduler
+                    WORKER_NAME, self.settings.timeout, dask_scheduler=self._scheduler
                 )
             finally:
                 await self.give_way()
@@ -166,7 +166,7 @@ class Scheduling(Part):
                 if who.startswith(mine):
                     self.stealing.records.stop_for(who)
         for name in [name for name in scheduler.worker_plugins if name.startswith(mine)]:
-            scheduler.loop.add_callback(reach.take_off, name, self.settings.answer, dask_scheduler=scheduler)
+            scheduler.loop.add_callback(reach.take_off, name, self.settings.timeout, dask_scheduler=scheduler)
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: object) -> None:
         """Order the tasks of a new graph."""

@@ -20,7 +20,7 @@ from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.estimates import SENDS, Speed
 from dask_ferro.scheduler import calibration, upstream_worker
 from dask_ferro.scheduler.calibration import GpuMemory
@@ -54,7 +54,7 @@ class FerroWorker(WorkerPlugin):
         self.teardown(worker)
         try:
             config.check()
-        except ConfigError as error:  # the site has to correct it, but no worker ends for it
+        except InputError as error:  # the site has to correct it, but no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
         report = Report(
             cast("Measured | None", worker.plugins.get(DEVICE)), upstream_worker.put_sends(worker, SENDS)

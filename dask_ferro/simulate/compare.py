@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.engine import simulate
@@ -66,7 +66,7 @@ def recorded(path: str) -> TaskGraph:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a file that is neither.
     """
     if path.endswith(_RECORDED):
@@ -90,14 +90,14 @@ def checked(graph: TaskGraph, what: str = "graph") -> TaskGraph:
 
     Raises
     ------
-    ConfigError
+    InputError
         If it has no tasks, or a task has an impossible duration.
     """
     if not graph.tasks:
-        raise ConfigError(f"{what} {graph.name!r}: has no tasks")
+        raise InputError(f"{what} {graph.name!r}: has no tasks")
     for task in graph.tasks:
         if not 0 <= task.seconds <= MOST_SECONDS:
-            raise ConfigError(
+            raise InputError(
                 f"{what} {graph.name!r}: task {task.key!r} takes {task.seconds:g} s, wanted 0 to {MOST_SECONDS:g}"
             )
     return graph
@@ -179,11 +179,11 @@ def replay(
 
     Raises
     ------
-    ConfigError
+    InputError
         For a trace without tasks, or without workers that could run them.
     """
     if not trace.tasks:
-        raise ConfigError(f"trace {name!r}: has no tasks to run again")
+        raise InputError(f"trace {name!r}: has no tasks to run again")
     graph, cluster = checked(of_trace(trace, name), "trace"), cluster_of(trace, name)
     order = order_of(trace)
     bound = graph.lower_bound(cluster.threads)
@@ -203,12 +203,12 @@ def cluster_of(trace: Trace, name: str = "trace") -> VirtualCluster:
 
     Raises
     ------
-    ConfigError
+    InputError
         If no worker has a thread.
     """
     workers = tuple(VirtualWorker(a, threads, _host(a)) for a, threads in trace.workers.items() if threads)
     if not workers:
-        raise ConfigError(f"trace {name!r}: names no worker that has a thread")
+        raise InputError(f"trace {name!r}: names no worker that has a thread")
     return VirtualCluster(workers)
 
 

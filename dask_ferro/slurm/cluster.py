@@ -76,9 +76,9 @@ class SLURMCluster(ElasticCluster):
     pools : mapping of str to mapping, optional
         Further kinds of jobs by name, each with the keywords that replace those of the cluster.  The arguments
         themselves are the pool "default".  A pool may also have `minimum`, `maximum` and `cost`.
-    patience : mapping of str to float, optional
+    timeouts : mapping of str to float, optional
         How long to wait for conditions that may pass, by name, as in ``{"stuck": 60}``.
-    signal_ahead : float or str, optional
+    retire_before : float or str, optional
         How long before the end of a job's walltime its workers are retired; by default 60 s.
     grace : float or str, optional
         How long a preempted job goes on after SLURM's signal; by default the partition's grace time, or 30 s.
@@ -111,8 +111,8 @@ class SLURMCluster(ElasticCluster):
         n_workers: int = 0,
         *,
         pools: Mapping[str, Mapping[str, object]] | None = None,
-        patience: Mapping[str, float] | None = None,
-        signal_ahead: float | str | None = None,
+        timeouts: Mapping[str, float] | None = None,
+        retire_before: float | str | None = None,
         grace: float | str | None = None,
         preemptible: bool | None = None,
         **options: Any,
@@ -120,7 +120,7 @@ class SLURMCluster(ElasticCluster):
         job_cls = options.get("job_cls") or self.job_cls
         section, configured = section_of(job_cls, options)
         arguments = {
-            "pools": pools, "patience": patience, "signal_ahead": signal_ahead, "grace": grace,
+            "pools": pools, "timeouts": timeouts, "retire_before": retire_before, "grace": grace,
             "preemptible": preemptible,
         }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
@@ -135,8 +135,8 @@ class SLURMCluster(ElasticCluster):
         self._kinds = {DEFAULT: every} | {name: every | dict(pool) for name, pool in overrides.items()}
         name = options.get("name")
         self._name_prefix = None if name is None else checked_cluster_name(name)
-        self._begin(job_name, read(Patience, f"{WHO}: patience", keywords.patience or {}))
-        options |= {"job_name": job_name, "signal_ahead": keywords.signal_ahead, "grace": keywords.grace}
+        self._begin(job_name, read(Patience, f"{WHO}: timeouts", keywords.timeouts or {}))
+        options |= {"job_name": job_name, "retire_before": keywords.retire_before, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
         options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)

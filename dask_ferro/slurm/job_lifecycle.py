@@ -42,7 +42,7 @@ _MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
 
 @dataclass(frozen=True)
 class Patience:
-    """Time limits for conditions that may pass: the keyword `patience` of a cluster, by name."""
+    """Time limits for conditions that may pass: the keyword `timeouts` of a cluster, by name."""
 
     ending: float = seconds("2s", "How long a job that is being requeued may look as if it had ended.")
     stuck: float = seconds("30s", "Time until a job whose request the site cannot meet is withdrawn.")

@@ -26,7 +26,7 @@ T = TypeVar("T")
 class JobKeywords:
     """Keywords of a cluster, for all its jobs, and of a pool, for its own."""
 
-    signal_ahead: float = seconds(
+    retire_before: float = seconds(
         "60s",
         "How long before the end of a job's walltime its workers are retired, on SLURM by `--signal=B:USR1@N`; at most"
         " a quarter of the walltime; 0: never.",
@@ -67,7 +67,7 @@ class ClusterKeywords(JobKeywords):
         ' themselves are the pool "default". A pool may also have `minimum`, `maximum` and `cost`.',
         "by name",
     )
-    patience: Mapping[str, float] | None = mapping(
+    timeouts: Mapping[str, float] | None = mapping(
         'How long to wait for conditions that may pass, by name, as in {"stuck": 60}.', "by name"
     )
 

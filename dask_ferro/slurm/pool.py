@@ -91,7 +91,7 @@ class JobPool:
         offer = read(PoolKeywords, f"{WHO}: pool {name!r}", own)
         replaced = {key: value for key, value in overrides.items() if key not in own}
         # These go into the job's script; the cluster's values hold unless the pool sets its own.
-        replaced |= {key: getattr(offer, key) for key in ("signal_ahead", "grace") if key in own}
+        replaced |= {key: getattr(offer, key) for key in ("retire_before", "grace") if key in own}
         try:
             job = job_cls(ADDRESS, name=prefix, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:

@@ -94,7 +94,7 @@ class WorkerJob(SLURMJob, _JobWithoutFolders):  # type: ignore[misc]
 
     Parameters
     ----------
-    signal_ahead : float
+    retire_before : float
         Seconds before the end of the walltime at which SLURM sends SIGUSR1, as it does at a preemption;
         0: never.
     grace : float, optional
@@ -106,14 +106,14 @@ class WorkerJob(SLURMJob, _JobWithoutFolders):  # type: ignore[misc]
         scheduler: str | None = None,
         name: str | None = None,
         *,
-        signal_ahead: float = JobKeywords.signal_ahead,
+        retire_before: float = JobKeywords.retire_before,
         grace: float | None = None,
         **options: object,
     ) -> None:
         self.prefix, self._grace = name or "worker", grace
         super().__init__(scheduler, name='"$FERRO_WORKER"', **options)
         self.walltime = duration(option(str(self.job_header), "t", "time"))
-        self._ahead = math.floor(min(signal_ahead, self.walltime * _AHEAD_MOST))
+        self._ahead = math.floor(min(retire_before, self.walltime * _AHEAD_MOST))
         if _DASK_WORKER in command_of(self):
             preload = "--preload" if "--no-nanny" in command_of(self).split() else "--preload-nanny"
             add_to_command(self, f"{preload} {_PRELOAD}")

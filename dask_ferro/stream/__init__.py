@@ -1,4 +1,4 @@
-"""`ff.run`: a model over more rows than fit in memory, file to file and chunk by chunk; resumable.
+"""`ff.predict_files`: a model over more rows than fit in memory, file to file and chunk by chunk; resumable.
 
     source --read--> rows --model--> rows --write--> part      one task a chunk, all of it in a worker
     parts --rename or copy--> sink                             when all are there
@@ -20,10 +20,10 @@ from typing import Any
 
 import onnx
 
-from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.model.bound import checked_batch, with_batched
-from dask_ferro.lower.model.collection import ModelGraph, defaults_of, from_onnx, opened_of
+from dask_ferro.lower.model.collection import Model, defaults_of, from_onnx, opened_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
@@ -44,10 +44,10 @@ from dask_ferro.stream.work import (
     standins,
 )
 
-__all__ = ["Summary", "run"]
+__all__ = ["Summary", "predict_files"]
 
 # The errors that say what has to change, and those of a program; files, memory and workers may be there again.
-_LASTING = (ConfigError, ModelError, UnsupportedOp, TypeError, NameError, AttributeError, ImportError)
+_LASTING = (InputError, ModelError, UnsupportedOpError, TypeError, NameError, AttributeError, ImportError)
 _CORRECT = "the same call fails again until the cause is corrected; for other rows or models, overwrite=True"
 
 
@@ -70,7 +70,7 @@ class Summary:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.run("mlp.onnx", "images.npy", "scores.npy").rows  # doctest: +SKIP
+    >>> ff.predict_files("mlp.onnx", "images.npy", "scores.npy").rows  # doctest: +SKIP
     1000
     """
 
@@ -95,17 +95,17 @@ class Summary:
         )
 
 
-def run(
-    model: str | os.PathLike[str] | bytes | onnx.ModelProto | ModelGraph,
+def predict_files(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | Model,
     source: Any,
     sink: Any,
     *,
-    batch: int | None = None,
+    batch_size: int | None = None,
     client: Any = None,
     progress: bool | None = None,
-    batched: Collection[str] | None = None,
+    batch_inputs: Collection[str] | None = None,
     overwrite: bool = False,
-    keep: str | Sequence[str] | None = None,
+    passthrough: str | Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     preprocess: str | Preprocess | None = None,
     unreadable: str = "raise",
@@ -129,7 +129,7 @@ def run(
 
     Parameters
     ----------
-    model : path, bytes, onnx.ModelProto or ModelGraph
+    model : path, bytes, onnx.ModelProto or Model
         A model whose outputs have a row for each row of its inputs, independent of the other rows; of several,
         ``ff.from_onnx(path, outputs=...)`` chooses.  A model that certainly combines rows is refused; for one that may
         combine them a warning is given.
@@ -142,9 +142,9 @@ def run(
     sink : path, or mapping of model outputs to paths
         An array, ``.npy`` or ``.zarr``, has one output; without a suffix it is a folder with a ``.npy`` file for each.
         A table, ``.parquet`` (a folder of one file a chunk) or ``.csv`` (one file), has all of them as columns, after
-        those of `keep`: ``name``, or ``name_0``, ``name_1`` and so on where rows have several numbers.  An address is
-        that of an object store (``s3://``, ``gs://``, ``az://``, ``abfs://``, ``memory://``).
-    batch : int, optional
+        those of `passthrough`: ``name``, or ``name_0``, ``name_1`` and so on where rows have several numbers.  An
+        address is that of an object store (``s3://``, ``gs://``, ``az://``, ``abfs://``, ``memory://``).
+    batch_size : int, optional
         Rows of a chunk.  By default, values take at most 32 MiB and a chunk is at least some 50 ms of work; a resumed
         run keeps its number.
     client : distributed.Client, optional
@@ -152,13 +152,13 @@ def run(
         this returns: the run has its own thread and client to the same scheduler, and stops when it is cancelled.
     progress : bool, optional
         Whether to show a bar on standard error; by default, if that is a terminal.
-    batched : str or collection of str, optional
+    batch_inputs : str or collection of str, optional
         The inputs whose rows are streamed, where their axes 0 have different names or none, so that the model does
         not tell; the other inputs are passed whole to each chunk.
     overwrite : bool
-        Whether to start a new run where `sink` is an output of `ff.run`, which stays until the new one is complete.
-        Nothing else is replaced.
-    keep : str or sequence of str, optional
+        Whether to start a new run where `sink` is an output of `ff.predict_files`, which stays until the new one is
+        complete. Nothing else is replaced.
+    passthrough : str or sequence of str, optional
         Columns of a table, of any type, which are written before the results.  A column of a CSV file is kept as text
         where a number would not keep it, such as ``0000001``.
     columns : sequence of str, optional
@@ -186,7 +186,7 @@ def run(
 
     Raises
     ------
-    ConfigError
+    InputError
         Before anything is submitted: rows that do not fit the model, a sink that exists and is not this run's, or
         is written by another run, an unknown format, files or addresses that a worker cannot read, a package of an
         address that is not installed.  At the end: a source that changed during the run (a change of a dask
@@ -197,17 +197,17 @@ def run(
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.run("mlp.onnx", "images.npy", "scores.npy")                         # doctest: +SKIP
-    >>> ff.run("risk.onnx", "customers.csv", "risk.parquet", keep=["id"])      # doctest: +SKIP
-    >>> ff.run("risk.onnx", "s3://bucket/in/*.parquet", "s3://bucket/out.parquet", keep=["id"])  # doctest: +SKIP
-    >>> ff.run("squeezenet.onnx", "images/*.jpg", "scores.parquet", preprocess="imagenet")  # doctest: +SKIP
+    >>> ff.predict_files("mlp.onnx", "images.npy", "scores.npy")                         # doctest: +SKIP
+    >>> ff.predict_files("risk.onnx", "customers.csv", "risk.parquet", passthrough=["id"])      # doctest: +SKIP
+    >>> ff.predict_files("risk.onnx", "s3://bucket/in/*.csv", "s3://bucket/out.csv", batch_size=500)  # doctest: +SKIP
+    >>> ff.predict_files("squeezenet.onnx", "images/*.jpg", "scores.parquet", preprocess="imagenet")  # doctest: +SKIP
     """
     csv = CsvOptions(separator, encoding, types=tuple(sorted((types or {}).items())))
     csv = csv if null_values is None else csv._replace(null_values=tuple(null_values))
-    keep = (keep,) if isinstance(keep, str) else keep
-    kept = None if keep is None else tuple(dict.fromkeys(keep))
+    passthrough = (passthrough,) if isinstance(passthrough, str) else passthrough
+    kept = None if passthrough is None else tuple(dict.fromkeys(passthrough))
     reading = Reading(kept, columns, preprocess, unreadable, csv)
-    started = partial(_run, model, source, sink, reading, batch, progress, batched, overwrite)
+    started = partial(_run, model, source, sink, reading, batch_size, progress, batch_inputs, overwrite)
     client = client if client is not None else current_client()
     return beside(started, client) if client is not None and client.asynchronous else started(client)
 
@@ -217,28 +217,30 @@ def _run(
     source: Any,
     sink: Any,
     reading: Reading,
-    batch: int | None,
+    batch_size: int | None,
     progress: bool | None,
-    batched: Collection[str] | None,
+    batch_inputs: Collection[str] | None,
     overwrite: bool,
     client: Any,
 ) -> Summary:
-    graph = model if isinstance(model, ModelGraph) else from_onnx(model)
+    graph = model if isinstance(model, Model) else from_onnx(model)
     opened, title, defaults = opened_of(graph), f"model {graph.name!r}", defaults_of(graph)
-    batch = checked_batch(batch if batch is not None else defaults.batch, title)
+    batch_size = checked_batch(batch_size if batch_size is not None else defaults.batch_size, title)
     ends = ends_of(opened.signature, source, sink, reading, title, client)
     journal = Journal(journal_folder(sink, ends.places))
     shapes = standins(opened.signature, ends.sources)
-    opened = with_batched(opened, shapes, batched if batched is not None else defaults.batched, is_cut=True)
+    opened = with_batched(
+        opened, shapes, batch_inputs if batch_inputs is not None else defaults.batch_inputs, is_cut=True
+    )
     check_places(ends.paths, ends.places.values(), journal.folder)
     rows = check_sources(opened.signature, ends.sources, title)
     with held([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
         was = journal.header()
         before = None if overwrite else was
-        if batch is None:
-            batch = before.work["batch"] if before else default_batch(opened, ends, rows, pool.slots)
+        if batch_size is None:
+            batch_size = before.work["batch"] if before else default_batch(opened, ends, rows, pool.slots)
         # Clipped to the rows of the source, because numpy accepts no shape of 10**30.
-        work = Work(opened, ends, Chunks(rows, min(batch, max(1, rows))))
+        work = Work(opened, ends, Chunks(rows, min(batch_size, max(1, rows))))
         if rows > work.chunks.batch:
             shapes = standins(opened.signature, ends.sources, rows)
             check_rows(opened, shapes)
@@ -271,14 +273,14 @@ def _begin(work: Work, was: Header | None, before: Header | None, journal: Journ
 
 @contextmanager
 def _writable(ends: Ends) -> Iterator[None]:
-    """Raise `ConfigError` with sink and reason where the file system refuses a write."""
+    """Raise `InputError` with sink and reason where the file system refuses a write."""
     try:
         yield
     except OSError as error:
         names = ", ".join(repr(place.path) for place in ends.places.values())
-        raise ConfigError(
+        raise InputError(
             f"sink {names} cannot be written: {error.strerror or error} ({error.filename!r}); make room or choose"
-            " another path, and call ff.run again"
+            " another path, and call ff.predict_files again"
         ) from error
 
 
@@ -305,19 +307,21 @@ def _fly(
     except ChunkFailed as failed:
         first, stop_row = job.chunks.span(failed.number)
         others = f" ({failed.others} other chunks failed too)" if failed.others else ""
-        kind = ConfigError if isinstance(failed.error, ConfigError) else RuntimeError
+        kind = InputError if isinstance(failed.error, InputError) else RuntimeError
         what = (
             f"rows {first} to {stop_row - 1} failed: {type(failed.error).__name__}: {failed.error}{others}."
         )
         # It is not known of which rows the chunks are.
         _check_sources(start, ends, journal, f" The first to fail: {what}")
         remedy = (
-            _CORRECT if isinstance(failed.error, _LASTING) else "call ff.run as before to compute the others"
+            _CORRECT
+            if isinstance(failed.error, _LASTING)
+            else "call ff.predict_files as before to compute the others"
         )
         raise kind(f"{what} {_kept(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
-        remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.run as before to resume"
+        remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.predict_files as before to resume"
         stop.add_note(f"{_kept(job)}; {remedy}")
         raise
     return len(left), time.perf_counter() - begin
@@ -338,18 +342,19 @@ def _check_sources(start: Start, ends: Ends, journal: Journal, failed: str = "")
         was = start.header.work[f"source of {name!r}"]
         try:
             now = source.fingerprint()
-        except (OSError, ConfigError) as error:
+        except (OSError, InputError) as error:
             if failed:
                 # It may be available again when the run resumes.
                 continue
-            raise ConfigError(
+            raise InputError(
                 f"source of {name!r} can no longer be read, to check that it is unchanged: {error}. All chunks are"
-                " done; call ff.run as before when the source is available again"
+                " done; call ff.predict_files as before when the source is available again"
             ) from error
         if now != was:
             files.remove(journal.parts(start.header.run))
-            raise ConfigError(
-                f"source of {name!r} changed while the run read it. No result is kept; call ff.run with overwrite=True"
+            raise InputError(
+                f"source of {name!r} changed while the run read it. No result is kept; call ff.predict_files with"
+                f" overwrite=True"
                 f" when the source no longer changes (it was {was}, and is {now}).{failed}"
             )
 
@@ -358,7 +363,8 @@ def _finish(start: Start, job: StreamJob, ends: Ends, journal: Journal, holds: S
     _check_sources(start, ends, journal)
     if missing := sorted(frozenset(range(job.chunks.count)) - done_in(job.sinks, job.chunks)):
         raise RuntimeError(
-            f"{len(missing)} parts are gone from {job.parts!r} (the first: {missing[0]}); call ff.run as before to"
+            f"{len(missing)} parts are gone from {job.parts!r} (the first: {missing[0]}); call ff.predict_files as"
+            f" before to"
             " compute these again"
         )
     for hold in holds:

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import numpy as np
 from dask.base import is_dask_collection
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.tables import (
     columns_for,
     empty_results,
@@ -83,7 +83,7 @@ class Ends:
 
 
 class Reading(NamedTuple):
-    """The caller's options for what is read and kept; see `ff.run`."""
+    """The caller's options for what is read and kept; see `ff.predict_files`."""
 
     keep: tuple[str, ...] | None
     columns: Sequence[str] | None
@@ -95,7 +95,7 @@ class Reading(NamedTuple):
 def ends_of(sig: Signature, source: Any, sink: Any, reading: Reading, title: str, client: Any) -> Ends:
     """Return the sources and sinks of a run."""
     if not sig.inputs:
-        raise ConfigError(f"{title} has no inputs, so there are no rows to stream")
+        raise InputError(f"{title} has no inputs, so there are no rows to stream")
     place = _located(source)
     kind = place.kind if place else "frame" if is_frame(source) else "arrays"
     _check_options(kind, repr(place.path) if place else f"a {type(source).__name__}", reading, title)
@@ -113,26 +113,26 @@ def ends_of(sig: Signature, source: Any, sink: Any, reading: Reading, title: str
 
 
 def _check_options(kind: str | None, what: str, reading: Reading, title: str) -> None:
-    """Raise `ConfigError` for options that are not for the kind of source."""
+    """Raise `InputError` for options that are not for the kind of source."""
     if reading.unreadable not in ("raise", "skip"):
-        raise ConfigError(f"{title}: unreadable={reading.unreadable!r}, wanted 'raise' or 'skip'")
+        raise InputError(f"{title}: unreadable={reading.unreadable!r}, wanted 'raise' or 'skip'")
     if reading.csv != CsvOptions() and kind != "csv":
-        raise ConfigError(
+        raise InputError(
             f"{title}: separator=, encoding=, null_values= and types= are for a source that is CSV"
         )
     if (reading.preprocess is not None or reading.unreadable == "skip") and kind != "images":
-        raise ConfigError(
+        raise InputError(
             f"{title}: preprocess= and unreadable= are for images, and {what} is none: wanted a folder or a pattern of"
             f" {', '.join(IMAGES)}"
         )
     if not (reading.keep is None and reading.columns is None) and kind in (None, "arrays", "npy", "zarr"):
-        raise ConfigError(
-            f"{title}: keep= and columns= need a table as source, and {what} is none: wanted {_TABLES}"
+        raise InputError(
+            f"{title}: passthrough= and columns= need a table as source, and {what} is none: wanted {_TABLES}"
         )
 
 
 def _check_columns(sig: Signature, ends: Ends, reading: Reading, title: str) -> None:
-    """Raise `ConfigError` where results and kept columns have one name, or no sink has columns."""
+    """Raise `InputError` where results and kept columns have one name, or no sink has columns."""
     empty = empty_results(sig)
     tables = [place for place in ends.places.values() if place.is_table]
     for place in tables:
@@ -140,8 +140,8 @@ def _check_columns(sig: Signature, ends: Ends, reading: Reading, title: str) -> 
         result_columns(sig, results, 0, title, ends.keep)
     if reading.keep is not None and not tables:
         sinks = ", ".join(repr(place.path) for place in ends.places.values())
-        raise ConfigError(
-            f"{title}: keep= writes a table, and {sinks} is none: wanted a path ending in .parquet or .csv"
+        raise InputError(
+            f"{title}: passthrough= writes a table, and {sinks} is none: wanted a path ending in .parquet or .csv"
         )
 
 
@@ -164,7 +164,7 @@ def _table_ends(
     title: str,
 ) -> Ends:
     kept = reading.keep or ()
-    _check_names("keep", kept, table, title)
+    _check_names("passthrough", kept, table, title)
     mapped = _mapped(sig, table, kept, reading.columns, title)
     features = tuple(chain.from_iterable(mapped.values()))
     # Other columns are never read: tables are often wide.
@@ -190,7 +190,7 @@ def _table_ends(
 def _check_names(option: str, names: Sequence[str], table: TableSource, title: str) -> None:
     there = table.schema.names
     if unknown := sorted(set(names) - set(there)):
-        raise ConfigError(
+        raise InputError(
             f"{title}: {option}={unknown[:8]} are no columns of {table.label!r}; it has {', '.join(there[:20])}"
         )
 
@@ -204,7 +204,7 @@ def _mapped(
         chosen = [columns] if isinstance(columns, str) else list(columns)
         is_vector = len(sig.inputs) == len(chosen) == 1 and vectors.issuperset(chosen)
         if not (takes_matrix(sig) or is_vector):
-            raise ConfigError(
+            raise InputError(
                 f"{title}: columns= is for a model with one input of (rows, columns); others take a column by each"
                 " input's name"
             )
@@ -224,7 +224,7 @@ def _image_ends(
 ) -> Ends:
     if len(sig.inputs) > 1:
         names = ", ".join(spec.name for spec in sig.inputs)
-        raise ConfigError(
+        raise InputError(
             f"{title}: {shown(os.fspath(source))!r} is of images, which go to one input, and it has {names}"
         )
     with readable(os.fspath(source)):
@@ -233,9 +233,9 @@ def _image_ends(
         )
     kept = (PATH,) if reading.keep is None else reading.keep
     if set(kept) - {PATH}:
-        raise ConfigError(f"{title}: keep={list(kept)}, and of images there is {PATH!r} alone")
+        raise InputError(f"{title}: passthrough={list(kept)}, and of images there is {PATH!r} alone")
     if images.skips and not all(place.is_table for place in places.values()):
-        raise ConfigError(
+        raise InputError(
             f"{title}: unreadable='skip' needs a table as sink: a path ending in .parquet or .csv"
         )
     settings = {
@@ -268,9 +268,9 @@ def _located(source: Any) -> SourcePath | None:
     path = _fit(os.fspath(source), "source")
     if not (is_address(path) or files.is_pattern(path)):
         if not os.path.exists(path):
-            raise ConfigError(f"source {path!r} does not exist")
+            raise InputError(f"source {path!r} does not exist")
         if not (os.path.isfile(path) or os.path.isdir(path)):
-            raise ConfigError(f"source {path!r} is neither a file nor a folder")
+            raise InputError(f"source {path!r} is neither a file nor a folder")
     with readable(path):
         path = files.resolved(path)
         return SourcePath(_kind_of(path), path)
@@ -302,7 +302,7 @@ def named_sources(names: Sequence[str], source: Any) -> dict[str, Any]:
         # A group has an array for each input.
         given = {name: files.joined(place.path, name) for name in names}
     else:
-        raise ConfigError(
+        raise InputError(
             f"the model has inputs {', '.join(names)}; pass a mapping of them to sources, or {_TABLES}"
         )
     _check_named(given, names, "input", "source")
@@ -315,7 +315,7 @@ def _check_named(
     problems = [f"no {what} {n!r}" for n in given if n not in names]
     problems += [f"no {end} for {what} {n!r}" for n in names if n not in given]
     if problems:
-        raise ConfigError(f"{'; '.join(problems)}; the model has {what}s {', '.join(names)}{remedy}")
+        raise InputError(f"{'; '.join(problems)}; the model has {what}s {', '.join(names)}{remedy}")
 
 
 def open_source(source: Any, name: str) -> Any:
@@ -328,32 +328,32 @@ def open_source(source: Any, name: str) -> Any:
             if place.kind == "zarr":
                 return open_zarr(place.path, name)
         if place.kind is None:
-            raise ConfigError(f"source {place.path!r}: unknown format; wanted {_ARRAYS}, or {_TABLES}")
-        raise ConfigError(
+            raise InputError(f"source {place.path!r}: unknown format; wanted {_ARRAYS}, or {_TABLES}")
+        raise InputError(
             f"source {place.path!r} is no array, and goes to all inputs: pass it alone, or for input {name!r} {_ARRAYS}"
         )
     what = f"source of {name!r}"
     if isinstance(source, np.ndarray) or (is_dask_collection(source) and hasattr(source, "rechunk")):
         return open_array(source, what)
-    raise ConfigError(
+    raise InputError(
         f"{what} is a {type(source).__name__}; wanted {_ARRAYS}; or as the only source {_TABLES}"
     )
 
 
 @contextmanager
 def readable(path: str, what: str = "source") -> Iterator[None]:
-    """Raise `ConfigError` with the path of a source, or something else, that the file system refuses to read."""
+    """Raise `InputError` with the path of a source, or something else, that the file system refuses to read."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{what} {shown(path)!r} cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{what} {shown(path)!r} cannot be read: {error.strerror or error}") from error
 
 
 def _fit(path: str, what: str) -> str:
     """Return a path, with the scheme of an address in small letters."""
     # An empty path is the working directory, and a null byte truncates a path.
     if not path or "\0" in path:
-        raise ConfigError(f"{what} {path!r} is no path; wanted {_SINKS}")
+        raise InputError(f"{what} {path!r} is no path; wanted {_SINKS}")
     return files.resolved(path) if is_address(path) else path
 
 
@@ -371,7 +371,7 @@ def named_places(names: Sequence[str], sink: Any) -> dict[str, SinkPath]:
     places = {", ".join(outputs): _place(path, outputs) for outputs, path in wanted.items()}
     for one, other in combinations(places, 2):
         if _overlap(places[one].path, places[other].path):
-            raise ConfigError(
+            raise InputError(
                 f"outputs {one!r} and {other!r} have the same sink, or one in the other: {places[one].path!r} and"
                 f" {places[other].path!r}; give each output its own path"
             )
@@ -385,7 +385,7 @@ def _spread(names: tuple[str, ...], path: str) -> dict[tuple[str, ...], str]:
         # Quoted, because names of outputs may contain slashes.
         return {(name,): files.joined(path, f"{quote(name, safe='')}.npy") for name in names}
     if len(names) > 1 and KINDS.get(suffix) in ("npy", "zarr"):
-        raise ConfigError(
+        raise InputError(
             f"the model has outputs {', '.join(names)}, and sink {path!r} holds one: choose it by ff.from_onnx(model,"
             " outputs=...), or pass a mapping of outputs to sinks, or a folder (a path without a suffix)"
         )
@@ -394,7 +394,7 @@ def _spread(names: tuple[str, ...], path: str) -> dict[tuple[str, ...], str]:
 
 def _path(sink: Any) -> str:
     if not _is_path(sink):
-        raise ConfigError(f"sink is a {type(sink).__name__}; wanted {_SINKS}")
+        raise InputError(f"sink is a {type(sink).__name__}; wanted {_SINKS}")
     path = _fit(os.fspath(sink), "sink")
     if is_address(path):
         _refuse_address(path)
@@ -402,27 +402,27 @@ def _path(sink: Any) -> str:
 
 
 def _refuse_address(sink: str) -> None:
-    """Raise `ConfigError` for an address at which an output cannot be written whole, or that has a secret."""
+    """Raise `InputError` for an address at which an output cannot be written whole, or that has a secret."""
     if kind_of(sink) not in OBJECT_STORES:
-        raise ConfigError(
+        raise InputError(
             f"sink {sink!r}: {kind_of(sink)}:// is read, and not written; wanted a path, or an address of an object"
             f" store: {', '.join(OBJECT_STORES)}"
         )
     if without_secrets(sink) != sink:
-        raise ConfigError(
+        raise InputError(
             f"sink {sink!r} has a user, a password or a query; leave it to the environment, or to fsspec's"
             " configuration"
         )
     if any(letter in sink for letter in "*?["):
-        raise ConfigError(f"sink {sink!r}: stores take '*', '?' and '[' for patterns; choose another name")
+        raise InputError(f"sink {sink!r}: stores take '*', '?' and '[' for patterns; choose another name")
     if "/" not in sink.partition("://")[2].strip("/"):
-        raise ConfigError(f"sink {sink!r} is a whole bucket; wanted a name in it")
+        raise InputError(f"sink {sink!r} is a whole bucket; wanted a name in it")
 
 
 def _place(path: str, outputs: tuple[str, ...]) -> SinkPath:
     kind = KINDS.get(files.suffix_of(path))
     if kind is None:
-        raise ConfigError(f"sink {path!r}: unknown format; wanted {_SINKS}")
+        raise InputError(f"sink {path!r}: unknown format; wanted {_SINKS}")
     # Resolved here, because workers may have another working directory.
     return SinkPath(kind, files.resolved(path), outputs)
 
@@ -441,10 +441,10 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str) -> None:
-    """Raise `ConfigError` where a sink would overwrite a source, or its folder does not exist."""
+    """Raise `InputError` where a sink would overwrite a source, or its folder does not exist."""
     places = list(places)
     if len({is_address(place.path) for place in places}) > 1:
-        raise ConfigError(
+        raise InputError(
             f"sinks {', '.join(repr(place.path) for place in places)}: some are paths and some addresses; a run writes"
             " to either"
         )
@@ -453,7 +453,7 @@ def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str
     for place in places:
         for path in sources:
             if _overlap(path, place.path):
-                raise ConfigError(
+                raise InputError(
                     f"sink {place.path!r} and source {path!r} are the same; write to another path"
                 )
         if is_address(place.path):
@@ -462,4 +462,4 @@ def check_places(sources: Iterable[str], places: Iterable[SinkPath], folder: str
         above = os.path.dirname(place.path)
         above = os.path.dirname(above) if above == made else above
         if not os.path.isdir(above):
-            raise ConfigError(f"sink {place.path!r}: folder {above!r} does not exist; make it first")
+            raise InputError(f"sink {place.path!r}: folder {above!r} does not exist; make it first")

@@ -1,7 +1,7 @@
 """Files wherever they are: a path and an address both name a file of one of fsspec's file systems.
 
 A file that is put appears whole or not at all: a path by a rename, an address as each object of a store does.  Every
-error is an `OSError` without the secrets of an address, or a `ConfigError` where a package is missing.  A *stamp*
+error is an `OSError` without the secrets of an address, or a `InputError` where a package is missing.  A *stamp*
 changes when a file may have changed: size, time, inode and change time of a path, size and ETag of an object.
 """
 
@@ -20,7 +20,7 @@ import xxhash
 from dask.utils import natural_sort_key
 
 from dask_ferro import lines
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.prepared.remote import (
     Address,
     error_text,
@@ -58,8 +58,8 @@ def resolved(path: str) -> str:
         return os.path.realpath(path)
     # Caches of the first ones would hide a change.
     if "::" in path:
-        raise ConfigError(
-            f"{without_secrets(path)!r} chains file systems ('::'), and ff.run reads and writes single ones"
+        raise InputError(
+            f"{without_secrets(path)!r} chains file systems ('::'), and ff.predict_files reads and writes single ones"
         )
     scheme, slashes, rest = path.rstrip("/").partition("://")
     return Address(scheme.lower() + slashes + rest)
@@ -134,7 +134,7 @@ def errors_of(path: str) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, "it does not exist", shown) from None
     except FileExistsError:
         raise FileExistsError(errno.EEXIST, "it exists", shown) from None
-    except ConfigError:
+    except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - each file system has errors of its own
         # Not with its cause, which may name the whole address.

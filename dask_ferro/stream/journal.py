@@ -8,8 +8,8 @@
                               object that makes them an output last
 
 A task of a run that was overwritten, or whose client was killed, may write long afterwards: it writes into the folder
-of its own run, which is gone or belongs to the same work.  A run replaces only an output of `ff.run` that is as it was
-when it was written; `made` and `replaces` are the stamps by which it knows them.
+of its own run, which is gone or belongs to the same work.  A run replaces only an output of `ff.predict_files` that
+is as it was when it was written; `made` and `replaces` are the stamps by which it knows them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lock import SUFFIX as LOCK
 from dask_ferro.lock import held as held_paths
 from dask_ferro.lock import record, refused
@@ -113,7 +113,7 @@ class Journal:
             IsADirectoryError,
         ) as error:
             why = str(error)
-        raise ConfigError(
+        raise InputError(
             f"{self.folder!r} is the path of this run's record, but is not one: {why}; remove it"
         )
 
@@ -148,12 +148,13 @@ class Journal:
     # ---- the beginning of a run ---------------------------------------------------------------------------
 
     def check_same(self, was: Header, now: Header) -> None:
-        """Raise `ConfigError` for other work than that of the run before."""
+        """Raise `InputError` for other work than that of the run before."""
         pairs = {what: (was.work.get(what), now.work.get(what)) for what in {**was.work, **now.work}}
         found = [f"{what} (was {_short(a)}, is {_short(b)})" for what, (a, b) in pairs.items() if a != b]
         if found:
-            raise ConfigError(
-                f"{self.folder!r} is of another run: call ff.run with the earlier arguments to resume it, or pass"
+            raise InputError(
+                f"{self.folder!r} is of another run: call ff.predict_files with the earlier arguments to resume it,"
+                f" or pass"
                 f" overwrite=True to start a new run. They differ in {'; '.join(found)}"
             )
 
@@ -175,8 +176,9 @@ class Journal:
         if any(lies in (o.made, o.replaces) or (is_address(path) and was and was.publishes) for o in same):
             return lies
         why = "it has changed since" if same else f"no record names it ({self.folder!r})"
-        raise ConfigError(
-            f"sink {path!r} is not, or not only, an output of ff.run: {why}. overwrite=True replaces nothing else:"
+        raise InputError(
+            f"sink {path!r} is not, or not only, an output of ff.predict_files: {why}. overwrite=True replaces"
+            f" nothing else:"
             " remove it yourself, or choose another path"
         )
 
@@ -192,7 +194,7 @@ class Journal:
         return self._prepared(was, left, sinks[0].chunks)
 
     def _is_complete(self, sink: Sink, header: Header) -> bool:
-        """Return whether an output is at its place; raises `ConfigError` where something else is."""
+        """Return whether an output is at its place; raises `InputError` where something else is."""
         output = header.outputs[sink.name]
         path, is_store = self._path_of(output), is_address(self.folder)
         lies = files.output_stamp(path)
@@ -207,14 +209,16 @@ class Journal:
             sink.prepare()
         return Start(header, tuple(sinks), done_in(sinks, chunks))
 
-    def _foreign(self, path: str, header: Header) -> ConfigError:
+    def _foreign(self, path: str, header: Header) -> InputError:
         if header.is_finished:
-            return ConfigError(
-                f"sink {path!r} changed since ff.run wrote it: restore it, or remove it yourself to have it computed"
+            return InputError(
+                f"sink {path!r} changed since ff.predict_files wrote it: restore it, or remove it yourself to have"
+                f" it computed"
                 " again"
             )
-        return ConfigError(
-            f"sink {path!r} exists, and is not what was there when this run began; move it away and call ff.run as"
+        return InputError(
+            f"sink {path!r} exists, and is not what was there when this run began; move it away and call"
+            f" ff.predict_files as"
             " before, which resumes"
         )
 
@@ -285,19 +289,19 @@ class AddressLock:
             holder = self._holder()
             if holder.get("host") != socket.gethostname() or _is_alive(holder.get("pid", 0)):
                 error = refused(self.sink, holder or None)
-                raise ConfigError(f"{error}; if that process has ended, remove {self.path!r}") from None
+                raise InputError(f"{error}; if that process has ended, remove {self.path!r}") from None
             files.put(self.path, content)
             self.check()
         except OSError as error:
-            raise ConfigError(
+            raise InputError(
                 f"sink {self.sink!r} cannot be written: {error.strerror or error}; choose another address"
             ) from error
         return self
 
     def check(self) -> None:
-        """Raise `ConfigError` if the object was removed or replaced."""
+        """Raise `InputError` if the object was removed or replaced."""
         if self._holder() != self._record:
-            raise ConfigError(
+            raise InputError(
                 f"sink {self.sink!r}: its lock {self.path!r} was removed or replaced while it was written; nothing of"
                 " another run was touched"
             )

@@ -24,7 +24,7 @@ import dask
 from dask.delayed import Delayed
 from dask.system import CPU_COUNT
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.shipping import ask_workers, unseen_content
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
@@ -146,7 +146,7 @@ class ClientPool:
             more = (
                 ", and give the workers the packages and credentials of addresses" if is_address(path) else ""
             )
-            raise ConfigError(
+            raise InputError(
                 f"{len(blind)} workers do not see all files of the run, for instance {worker} not {path!r}; put"
                 f" source and sink on a file system that all workers share{more}"
             )
@@ -193,7 +193,7 @@ class ClientPool:
             # Once, because a cluster may wait in a queue for hours.
             self._alone_since = inf
             logger.warning(
-                "the cluster at %s has no workers; ff.run waits for one, and then continues",
+                "the cluster at %s has no workers; ff.predict_files waits for one, and then continues",
                 self._client.scheduler.address,
             )
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy_format
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
@@ -156,13 +156,13 @@ def _content(kind: str, rows: Any, *, is_first: bool) -> Any:
             # In one piece: without a header, pyarrow 26 writes a table that begins with an empty piece as zeros.
             pa.csv.write_csv(rows.combine_chunks(), content, pa.csv.WriteOptions(include_header=is_first))
     except (pa.ArrowException, NotImplementedError) as error:
-        raise ConfigError(
+        raise InputError(
             f"a .{kind} file does not hold its columns: {error}; choose another format"
         ) from error
     return content.getvalue()
 
 
 def check_kind(kind: str) -> None:
-    """Raise `ConfigError` where the package of a format is missing."""
+    """Raise `InputError` where the package of a format is missing."""
     if kind != "npy":
         (zarr if kind == "zarr" else pa).load()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_ferro.engines.selection import route
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.lower.inputs.tables import empty_results, read_table, result_columns
@@ -71,7 +71,7 @@ class ChunkCall(NamedTuple):
         assert found is not None
         for name, array in found.arrays.items():
             if array.shape[1:] != self.shapes[name]:
-                raise ConfigError(
+                raise InputError(
                     f"input {name!r} has rows of shape {array.shape[1:]}, wanted {self.shapes[name]}, as in row 0"
                 )
         return [found.arrays[spec.name] for spec in self.sig.inputs]
@@ -85,7 +85,7 @@ class ChunkCall(NamedTuple):
             values = [pa.array(v, pa.string() if v.dtype.kind == "O" else None) for v in made.values()]
         except pa.ArrowException as error:
             dtypes = ", ".join(f"{name} ({value.dtype})" for name, value in results.items())
-            raise ConfigError(
+            raise InputError(
                 f"{self.title}: a table does not hold {dtypes}: {error}; write .npy or .zarr"
             ) from error
         return pa.table([*kept, *values], names=[*self.keep, *made])
@@ -123,9 +123,10 @@ def run_chunk(job: StreamJob, number: int, known: Sequence[str] | None, copy: An
     if known is not None:
         if note["read"] != known:
             first, stop = job.chunks.span(number)
-            raise ConfigError(
+            raise InputError(
                 f"the source changed: rows {first} to {stop - 1} are done, and were computed from other rows than a"
-                " dask collection of the same name has now. Call ff.run with the earlier one to resume, or pass"
+                " dask collection of the same name has now. Call ff.predict_files with the earlier one to resume,"
+                " or pass"
                 " overwrite=True to start a new run"
             )
         return
@@ -150,7 +151,7 @@ def _check(value: Any, sink: Sink, length: int, model: str) -> None:
     got = (getattr(value, "shape", None), getattr(value, "dtype", None))
     wanted = ((length, *sink.row_shape), sink.dtype)
     if got != wanted:
-        raise ConfigError(
+        raise InputError(
             f"model {os.path.basename(model)!r}: output {sink.name!r} is {got[1]}{list(got[0] or ())}, wanted"
             f" {wanted[1]}{list(wanted[0])}, as the model declares it or inference finds it: a streamed model must"
             " return one row for each row of its inputs, all of the same shape"
@@ -171,7 +172,7 @@ def unseen(paths: Sequence[str]) -> str | None:
         try:
             if not files.exists(path):
                 return shown(path)
-        except (OSError, ConfigError) as error:
+        except (OSError, InputError) as error:
             return f"{shown(path)} ({error})"
     return None
 
@@ -210,18 +211,18 @@ def _sampled(opened: PreparedModel, sources: Mapping[str, Any]) -> tuple[int, An
 
 
 def check_sources(sig: Signature, sources: Mapping[str, Any], title: str) -> int:
-    """Return the number of rows to stream; raises `ConfigError` for sources that do not fit the model."""
+    """Return the number of rows to stream; raises `InputError` for sources that do not fit the model."""
     lengths = {name: sources[name].rows for name in sig.carried}
     if not lengths:
-        raise ConfigError(
+        raise InputError(
             f"{title} has no batch axis: its first input must have an axis 0, declared in the model"
         )
     if sig.held_elsewhere:
-        raise ConfigError(
+        raise InputError(
             f"{title}: its rows cannot be streamed in chunks: {sig.held_elsewhere}; call the model on all rows at once"
         )
     if len(set(lengths.values())) > 1:
-        raise ConfigError(f"{title}: sources differ in rows: {lengths}")
+        raise InputError(f"{title}: sources differ in rows: {lengths}")
     rows = next(iter(lengths.values()))
     check_arrays(sig, standins(sig, sources, rows), title)
     return int(rows)
@@ -308,7 +309,7 @@ class Work:
     def known_rows(self) -> dict[str, tuple[Any, Any]] | None:
         """Return dtype and row shape of the outputs from the model's types, or None when these are incomplete.
 
-        Raises `ConfigError` for outputs that are known not to have a row for each row of the inputs.
+        Raises `InputError` for outputs that are known not to have a row for each row of the inputs.
         """
         sample, sized = _sampled(self.opened, self.ends.sources)
         known, problems = {}, []
@@ -320,7 +321,7 @@ class Work:
                 problems.append(f"output {spec} does not carry the batch axis, so it is not one of rows")
             known[spec.name] = (spec.dtype, (shape or (0, None))[1:])
         if problems:
-            raise ConfigError(
+            raise InputError(
                 f"{self.call.title}: {'; '.join(problems)}; choose others by ff.from_onnx(model, outputs=...)"
             )
         arrays = [known[place.outputs[0]] for place in self.ends.places.values() if not place.is_table]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.train.order import Rows, block_order, cut
@@ -53,7 +53,7 @@ class Batch(NamedTuple):
             form = tuple(f"batch_{i}" for i in range(len(batch)))
             values = dict(zip(form, batch, strict=True))
         elif _is_frame(batch):
-            raise ConfigError(
+            raise InputError(
                 "fit: batches: got a DataFrame, wanted its columns as arrays: {name: frame[name].to_numpy() for name in"
                 " frame}, or of a dask DataFrame frame[name].to_dask_array(lengths=True)"
             )
@@ -71,16 +71,16 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows; raises `ConfigError` for arrays of different or unknown lengths, or without axes."""
+        """The number of rows; raises `InputError` for arrays of different or unknown lengths, or without axes."""
         lengths = {value.shape[0] if value.ndim else -1 for value in self.arrays.values()}
         if any(map(isnan, lengths)):
-            raise ConfigError(
+            raise InputError(
                 "fit: batches: a dask array's chunks have unknown lengths, and batches are cut by rows; call"
                 " compute_chunk_sizes() on it first"
             )
         if len(lengths) != 1 or -1 in lengths:
             shapes = {name: value.shape for name, value in self.arrays.items()}
-            raise ConfigError(f"fit: batches: got shapes {shapes}, wanted arrays of one number of rows")
+            raise InputError(f"fit: batches: got shapes {shapes}, wanted arrays of one number of rows")
         return int(lengths.pop())
 
     @property
@@ -122,7 +122,7 @@ class Batches:
 
 
 def batches_of(batches: Any, size: int | None, seed: int | None, *, keeps_last: bool = True) -> Batches:
-    """Return the batches of a training from what `ff.fit` takes as `batches`, `batch_size`, `seed` and `last`."""
+    """Return the batches of a training from what `ff.fit` takes as `batches`, `batch_size`, `seed` and `drop_last`."""
     if isinstance(batches, (str, os.PathLike)):
         return _cut(_blocks_of_parquet(os.fspath(batches)), size, seed, keeps_last)
     columns = batches.values() if isinstance(batches, Mapping) else batches
@@ -130,23 +130,24 @@ def batches_of(batches: Any, size: int | None, seed: int | None, *, keeps_last: 
     if alone or (isinstance(batches, (Mapping, tuple)) and columns and all(map(_has_rows, columns))):
         return _cut(_blocks_of_arrays(Batch.of(batches)), size, seed, keeps_last)
     if not isinstance(batches, Iterable) and not callable(batches):
-        raise ConfigError(
+        raise InputError(
             f"fit: batches: got {type(batches).__name__}, wanted arrays with batch_size=, the path of parquet files, an"
             " iterable of batches, or a function from an epoch's number to one"
         )
     if size is not None or not keeps_last:
-        raise ConfigError(
-            "fit: batch_size and last are for arrays and files, and an iterable of batches was given; leave them out"
+        raise InputError(
+            "fit: batch_size and drop_last are for arrays and files, and an iterable of batches was given; leave"
+            " them out"
         )
     return _batches_of_list(batches, seed) if isinstance(batches, Sequence) else _batches_of_iterable(batches)
 
 
 def as_array(value: Any, name: str) -> Any:
-    """Return an array of numpy, or a dask array as it is; raises `ConfigError` for None, texts and masks."""
+    """Return an array of numpy, or a dask array as it is; raises `InputError` for None, texts and masks."""
     if value is None or isinstance(value, (str, bytes)):
-        raise ConfigError(f"fit: {name}: got {value!r}, wanted an array")
+        raise InputError(f"fit: {name}: got {value!r}, wanted an array")
     if np.ma.is_masked(value) or (is_dask_array(value) and _is_masked(value)):
-        raise ConfigError(
+        raise InputError(
             f"fit: {name}: got a masked array, whose mask would be dropped; fill it (`filled`), and give the mask as an"
             " array of its own if the loss needs it"
         )
@@ -178,7 +179,7 @@ def _has_rows(value: Any) -> bool:
 
 def _batches_of_list(batches: Sequence[Any], seed: int | None) -> Batches:
     if not batches:
-        raise ConfigError("fit: batches: got an empty sequence, wanted one batch or more")
+        raise InputError("fit: batches: got an empty sequence, wanted one batch or more")
     count = len(batches)
 
     def epoch(number: int, start: int) -> Iterator[Batch]:
@@ -201,7 +202,7 @@ def _batches_of_iterable(batches: Any) -> Batches:
             is_empty = False
             yield _copy(batch)
         if is_empty:
-            raise ConfigError(
+            raise InputError(
                 f"fit: batches: epoch {number} of a {type(batches).__name__} has none, wanted one batch or more in"
                 " each; an iterator can be read once: give a list, a loader, or a function from an epoch's number to an"
                 " iterable"
@@ -229,21 +230,21 @@ class _Blocks(NamedTuple):
 def _cut(blocks: _Blocks, size: int | None, seed: int | None, keeps_last: bool) -> Batches:
     """Return rows in an order by seed and epoch, cut into batches."""
     if size is None:
-        raise ConfigError("fit: batch_size: got None, wanted the rows of a batch, from 1 on")
-    rows, last = sum(blocks.lengths), "keep" if keeps_last else "drop"
+        raise InputError("fit: batch_size: got None, wanted the rows of a batch, from 1 on")
+    rows = sum(blocks.lengths)
     full, rest = divmod(rows, size)
     rest = rest if keeps_last else 0
     count = full + bool(rest)
     if not count:
-        raise ConfigError(
-            f"fit: batches: {rows} rows give no batch of {size}; take a smaller batch_size, or last='keep'"
+        raise InputError(
+            f"fit: batches: {rows} rows give no batch of {size}; take a smaller batch_size, or drop_last=False"
         )
 
     def epoch(number: int, start: int) -> Iterator[Batch]:
         for takes in islice(cut(blocks.lengths, size, seed, number, start), count - start):
             yield _join([_select(blocks.read(take.block), take.rows) for take in takes])
 
-    facts = {**blocks.facts, "rows": rows, "batch_size": size, "seed": seed, "last": last}
+    facts = {**blocks.facts, "rows": rows, "batch_size": size, "seed": seed, "drop_last": not keeps_last}
     return Batches(epoch, facts, count, tuple(n for n in (size if full else 0, rest) if n))
 
 
@@ -297,7 +298,7 @@ def _blocks_of_parquet(path: str) -> _Blocks:
     from dask_ferro.stream.formats.tables import holds_numbers, open_parquet
 
     if not os.path.exists(path):
-        raise ConfigError(
+        raise InputError(
             f"fit: batches: {path!r} does not exist; wanted a parquet file, or a folder of such files"
         )
     table = open_parquet(path)
@@ -305,7 +306,7 @@ def _blocks_of_parquet(path: str) -> _Blocks:
     left_out = {n: f"{path!r} has {kind}, {_NUMBERS}" for n, kind in kinds.items() if not holds_numbers(kind)}
     names = [name for name in kinds if name not in left_out]
     if not names:
-        raise ConfigError("; ".join(f"fit: batches: {name!r}: {why}" for name, why in left_out.items()))
+        raise InputError("; ".join(f"fit: batches: {name!r}: {why}" for name, why in left_out.items()))
     table = table.select(tuple(names))
     chunks = Chunks(table.rows, table.grain * ceil(max(_BLOCK_ROWS, table.grain) / table.grain))
 

@@ -41,7 +41,7 @@ from safetensors.numpy import save_file
 from xxhash import xxh3_64
 
 from dask_ferro import lock, portable
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.sharding.parts import holders
 from dask_ferro.graph.sharding.parts import part as box_of
 from dask_ferro.lines import opened, put, sealed
@@ -67,12 +67,12 @@ Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 def hold_folder(folder: str) -> Iterator[list[lock.Hold]]:
     """Create the folder of checkpoints, hold it while the block runs, and remove what killed writers left in it.
 
-    Raises `ConfigError` if it cannot be created, or another training holds it.
+    Raises `InputError` if it cannot be created, or another training holds it.
     """
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"fit: checkpoint: {error}; give a folder, or the path of a new one") from error
+        raise InputError(f"fit: checkpoint: {error}; give a folder, or the path of a new one") from error
     # The separator puts the lock's file into the folder, whose parent may be read-only.  Windows has no such locks.
     with lock.held([os.path.join(folder, "")] if portable.has_locks() else [], _WORDS) as holds:
         for part in Path(folder).glob(".step-*.part"):
@@ -81,31 +81,31 @@ def hold_folder(folder: str) -> Iterator[list[lock.Hold]]:
 
 
 def check_workers(folder: str) -> None:
-    """Raise `ConfigError` if a worker does not see the folder: the first checkpoint may be hours away."""
+    """Raise `InputError` if a worker does not see the folder: the first checkpoint may be hours away."""
     client = live_client()
     seen = {} if client is None else ask_workers(client, os.path.isdir, folder)
     if blind := sorted(worker for worker, sees in seen.items() if not sees):
-        raise ConfigError(
+        raise InputError(
             f"fit: checkpoint: {len(blind)} of {len(seen)} workers ({blind[0]}) do not see {folder!r}; give a folder on"
             " a file system that client and workers share"
         )
 
 
 def check_types(types: Types) -> None:
-    """Raise `ConfigError` for arrays that could be written, and not be read again."""
+    """Raise `InputError` for arrays that could be written, and not be read again."""
     # NumPy has no float8, and safetensors reads them into NumPy's alone.
     if wrong := [name for name, (dtype, _) in types.items() if dtype.startswith(("float8", "float4"))]:
-        raise ConfigError(
+        raise InputError(
             f"fit: checkpoint: {wrong[0]!r} is {types[wrong[0]][0]}, which could not be read again; have the optimizer"
             " keep it in another dtype, such as bfloat16"
         )
 
 
 def check_is_newest(folder: str, step: int) -> None:
-    """Raise `ConfigError` if the folder has a checkpoint beyond `step`."""
+    """Raise `InputError` if the folder has a checkpoint beyond `step`."""
     newest = _paths(folder)[:1]
     if newest and newest[0] > _path_of(folder, step):
-        raise ConfigError(
+        raise InputError(
             f"fit: checkpoint {newest[0]!r} was written by another training, and this one stood at step {step}; call"
             " ff.fit again to go on from it, or give another folder"
         )
@@ -129,7 +129,7 @@ def read_newest(
 ) -> TrainingState:
     """Return the state of the newest checkpoint of a folder; `now` if it has none.
 
-    Settings that differ are a warning.  Raises `ConfigError` if the checkpoint is damaged, or its facts or arrays
+    Settings that differ are a warning.  Raises `InputError` if the checkpoint is damaged, or its facts or arrays
     differ.
     """
     if not (paths := _paths(folder)):
@@ -137,7 +137,7 @@ def read_newest(
     path, manifest = paths[0], _read_manifest(paths[0])
     was = {name: (dtype, tuple(shape)) for name, (dtype, shape) in manifest["arrays"].items()}
     if wrong := differences(manifest["facts"], facts) + differences(was, types):
-        raise ConfigError(
+        raise InputError(
             f"fit: checkpoint {path!r} is of another training: {'; '.join(wrong)}; give the same, or another folder"
         )
     if others := differences(manifest["settings"], settings):
@@ -166,7 +166,7 @@ def _read_manifest(path: str) -> dict[str, Any]:
             path, _MANIFEST, "its checksum is wrong: it is damaged, or another program wrote it"
         )
     if (wrote := manifest.get("format")) != _FORMAT:
-        raise ConfigError(
+        raise InputError(
             f"fit: checkpoint {path!r}: it has format {wrote!r}, and this release of dask_ferro reads {_FORMAT!r}; go"
             " on with the release that wrote it, or give another folder"
         )
@@ -205,10 +205,10 @@ def _checksum(path: str) -> str:
         return file_digest(file, xxh3_64).hexdigest()
 
 
-def _damage_error(path: str, file: str, why: object) -> ConfigError:
+def _damage_error(path: str, file: str, why: object) -> InputError:
     earlier = [other for other in _paths(os.path.dirname(path)) if other < path]
     then = f"to go on from {os.path.basename(earlier[0])}" if earlier else "to begin again"
-    return ConfigError(f"fit: checkpoint {path!r}: {file}: {why}; remove this checkpoint {then}")
+    return InputError(f"fit: checkpoint {path!r}: {file}: {why}; remove this checkpoint {then}")
 
 
 # ---- writing -----------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def save(
 ) -> None:
     """Write a checkpoint, of which `keep` stay.
 
-    Sharded arrays are persisted: their parts are written by the workers that hold them.  Raises `ConfigError` if a
+    Sharded arrays are persisted: their parts are written by the workers that hold them.  Raises `InputError` if a
     value is not finite, and `OSError` with the path of a file that cannot be written.
     """
     path = _path_of(folder, state.step)
@@ -281,6 +281,9 @@ def _wait_for(client: Any, futures: list[Any]) -> dict[Any, Any]:
 
     while True:
         wait(futures)
+        for future in futures:
+            if future.status in ("error", "cancelled", "lost"):
+                future.result()  # raises its error
         workers = client.who_has(futures)
         if all(workers.values()):
             return workers
@@ -303,12 +306,12 @@ def _parts(name: str, value: Any, shape: tuple[int, ...]) -> Iterator[tuple[str,
 def write_file(path: str, pieces: Sequence[tuple[str, Any, int]]) -> str:
     """Write arrays, or items of tuples, by their keys into a new file; return its checksum.
 
-    Raises `ConfigError` if a value is not finite, and `OSError` if the file cannot be written.
+    Raises `InputError` if a value is not finite, and `OSError` if the file cannot be written.
     """
     # The library writes an array's memory as it is.
     arrays = {key: np.asarray(value if item < 0 else value[item], order="C") for key, value, item in pieces}
     if wrong := [key for key, array in arrays.items() if not np.isfinite(array).all()]:
-        raise ConfigError(
+        raise InputError(
             f"fit: checkpoint: {len(wrong)} of {len(arrays)} arrays for {path!r} ({wrong[0]!r}) have values that are"
             " not finite; none was written, and those before it stay.  Gradients of an earlier batch were not finite:"
             " nonfinite='skip' leaves such batches out"

@@ -1,6 +1,6 @@
 """`ff.fit`: training as a loop over steps.
 
-    for step in ff.fit(loss, params, batches, ff.optim.Adam(1e-3)):     the caller's loop: log, validate, break
+    for step in ff.fit(loss, params, batches, ft.optim.Adam(1e-3)):     the caller's loop: log, validate, break
         print(step.loss)
 
 There are no callbacks: what is to happen between two steps is written in the loop's body.
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError, did_you_mean, is_count
+from dask_ferro.errors import InputError, did_you_mean, is_count
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
@@ -27,7 +27,7 @@ from dask_ferro.train.program import Recipe, replace_rate
 from dask_ferro.train.rates import RateOf, rate_of
 from dask_ferro.train.state import constants
 from dask_ferro.train.training import Fit
-from dask_ferro.train.update import LossScale, loss_scale_of
+from dask_ferro.train.update import LossScaler, loss_scale_of
 
 # Keywords of `parallel` that are passed on.
 _OPTIONS = ("micro_batches", "schedule", "stages", "chunks", "reduction", "workers")
@@ -43,17 +43,17 @@ def fit(
     epochs: int = 1,
     batch_size: int | None = None,
     seed: int | None = 0,
-    last: str = "keep",
+    drop_last: bool = False,
     metrics: Metrics | None = None,
     lr: RateOf | float | None = None,
-    clip: float | None = None,
-    accumulate: int = 1,
+    clip_norm: float | None = None,
+    accumulate_steps: int = 1,
     precision: str | None = None,
-    loss_scale: LossScale | float | str | None = None,
+    loss_scale: LossScaler | float | str | None = None,
     nonfinite: str = "stop",
     checkpoint: str | os.PathLike[str] | None = None,
-    every: int | None = None,
-    keep: int = 2,
+    checkpoint_every: int | None = None,
+    max_checkpoints: int = 2,
     patience: int | None = None,
     monitor: str = "loss",
     progress: bool | None = None,
@@ -76,9 +76,9 @@ def fit(
         PyTorch's, or a function from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of
         arrays.
     optimizer : Optimizer
-        From `ff.optim`, or any with `init` and `step`.
+        From `ft.optim`, or any with `init` and `step`.
     plan : path, mapping or PlanFile, optional
-        How the training is distributed, as `ff.parallel` takes it; by default a step is computed on one worker, or
+        How the training is distributed, as `ff.parallelize` takes it; by default a step is computed on one worker, or
         without a client in this process.
     epochs : int, optional
     batch_size : int, optional
@@ -87,21 +87,22 @@ def fit(
         Of the order of rows, which is another one in every epoch; None: in order.  Blocks (chunks of a dask array, row
         groups of a file) are shuffled, and the rows in each.  A list of batches is shuffled too; other iterables are
         not.
-    last : {"keep", "drop"}, optional
-        What becomes of the last rows of an epoch that are fewer than `batch_size`.
+    drop_last : bool, optional
+        Whether the last rows of an epoch are left out where they are fewer than `batch_size`.
     metrics : mapping of str to callable or Tensor, optional
         Scalars of the same arguments as the loss, computed in the same pass, and combined as losses are.
     lr : callable or float, optional
-        From the number of updates before a step to its learning rate, in place of the optimizer's: `ff.CosineRate`, or
+        From the number of updates before a step to its learning rate, in place of the optimizer's: `ff.CosineDecay`, or
         any function of the number alone.  A number stays the rate.
-    clip : float, optional
+    clip_norm : float, optional
         The largest norm of all gradients together; larger ones are scaled down.
-    accumulate : int, optional
+    accumulate_steps : int, optional
         The number of batches whose gradients are averaged, by rows, for one update; a group ends with its epoch.
     precision : {"float16", "bfloat16"}, optional
         The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.  Operators that
-        ONNX does not have in bfloat16 compute in float32, and so does what loses digits in a model from `ff.load`.
-    loss_scale : LossScale, float or "dynamic", optional
+        ONNX does not have in bfloat16 compute in float32, and so does what loses digits in a model from
+        `ff.load_trainable`.
+    loss_scale : LossScaler, float or "dynamic", optional
         The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
         finite changes no parameters; it counts as an update for `lr`.
     nonfinite : {"stop", "skip", "continue"}, optional
@@ -112,10 +113,10 @@ def fit(
         A folder of checkpoints, of one training at a time: arrays as safetensors, and a manifest.  If it has one, the
         training goes on from the newest, with the same bits; a warning names settings that have changed.  With workers
         they have to see the folder too: they write the parts that they hold.
-    every : int, optional
+    checkpoint_every : int, optional
         The number of batches between checkpoints.  One is also written at the end, and when the loop is left: by
         `break`, an error, or Ctrl-C.  Arrays that are not finite are no checkpoint, and replace none.
-    keep : int, optional
+    max_checkpoints : int, optional
         The number of checkpoints that stay in the folder.
     patience : int, optional
         The number of epochs without a smaller mean of `monitor` after which the training ends.
@@ -124,7 +125,7 @@ def fit(
     progress : bool, optional
         Whether to show a progress line; by default, if standard error is a terminal, and in a notebook.
     **options
-        `micro_batches`, `schedule`, `stages`, `chunks`, `reduction` and `workers`, as `ff.parallel` takes them.
+        `micro_batches`, `schedule`, `stages`, `chunks`, `reduction` and `workers`, as `ff.parallelize` takes them.
 
     Returns
     -------
@@ -136,22 +137,23 @@ def fit(
 
     Raises
     ------
-    ConfigError
+    InputError
         An option out of range, batches that the loss or the plan does not take, or a checkpoint that is damaged or of
         another training; where the sizes of batches are known, before anything is computed.  A folder that another
         training holds, or a loss that is not finite.
-    UnsupportedOp
+    UnsupportedOpError
         An op without a gradient.
 
     Examples
     --------
     >>> import numpy as np
     >>> import dask_ferro as ff
+    >>> import dask_ferro.tensor as ft
     >>> x = np.arange(8, dtype=np.float32).reshape(8, 1)
     >>> def loss(params, batch):
-    ...     return ff.nn.mse_loss(batch["x"] @ params["w"], batch["y"])
+    ...     return ft.nn.mse_loss(batch["x"] @ params["w"], batch["y"])
     >>> training = ff.fit(
-    ...     loss, {"w": np.zeros((1, 1), np.float32)}, {"x": x, "y": 3 * x}, ff.optim.SGD(0.01), batch_size=4, epochs=9
+    ...     loss, {"w": np.zeros((1, 1), np.float32)}, {"x": x, "y": 3 * x}, ft.optim.SGD(0.01), batch_size=4, epochs=9
     ... )
     >>> losses = [step.loss for step in training]
     >>> len(losses), training.params["w"].round(2).tolist()
@@ -162,27 +164,30 @@ def fit(
     counts = {
         "epochs": epochs,
         "batch_size": batch_size,
-        "accumulate": accumulate,
-        "every": every,
-        "keep": keep,
+        "accumulate_steps": accumulate_steps,
+        "checkpoint_every": checkpoint_every,
+        "max_checkpoints": max_checkpoints,
     }
     _check_count(1, **counts, patience=patience)
     _check_count(0, seed=seed)
-    _check_choice("last", last, "keep", "drop")
+    if not isinstance(drop_last, bool):
+        raise InputError(f"fit: drop_last: got {drop_last!r}, wanted True or False")
     _check_choice("precision", precision, None, *PRECISIONS)
     _check_choice("nonfinite", nonfinite, "stop", "skip", "continue")
     _check_choice("monitor", monitor, "loss", *metrics)
     _check_choice("reduction", options.get("reduction", "mean"), "mean", "sum")
-    if clip is not None and not (isinstance(clip, Real) and not isinstance(clip, bool) and float(clip) > 0):
-        raise ConfigError(f"fit: clip: got {clip!r}, wanted a norm above 0")
+    if clip_norm is not None and not (
+        isinstance(clip_norm, Real) and not isinstance(clip_norm, bool) and float(clip_norm) > 0
+    ):
+        raise InputError(f"fit: clip_norm: got {clip_norm!r}, wanted a norm above 0")
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         known = [*signature(fit).parameters, *_OPTIONS]
-        raise ConfigError(
-            f"fit: unknown option {', '.join(unknown)}; beside its own it takes {', '.join(_OPTIONS)} of ff.parallel"
+        raise InputError(
+            f"fit: unknown option {', '.join(unknown)}; beside its own it takes {', '.join(_OPTIONS)} of ff.parallelize"
             f"{did_you_mean(unknown[0], known)}"
         )
-    if every is not None and checkpoint is None:
-        raise ConfigError("fit: every: there is no folder for checkpoints; give checkpoint= too")
+    if checkpoint_every is not None and checkpoint is None:
+        raise InputError("fit: checkpoint_every: there is no folder for checkpoints; give checkpoint= too")
     rate = rate_of(lr)
     recipe = Recipe(
         loss=loss,
@@ -190,29 +195,29 @@ def fit(
         optimizer=optimizer if rate is None else replace_rate(optimizer),
         rate=rate,
         epochs=epochs,
-        clip=clip,
-        accumulate=accumulate,
+        clip=clip_norm,
+        accumulate=accumulate_steps,
         precision=precision,
         scale=loss_scale_of(loss_scale, precision),
         nonfinite=nonfinite,
         options={"plan": plan, **options},
         folder=_folder(checkpoint),
-        every=every,
-        keep=keep,
+        every=checkpoint_every,
+        keep=max_checkpoints,
         patience=patience,
         monitor=monitor,
         progress=progress,
     )
-    return Fit(recipe, constants(params), batches_of(batches, batch_size, seed, keeps_last=last == "keep"))
+    return Fit(recipe, constants(params), batches_of(batches, batch_size, seed, keeps_last=not drop_last))
 
 
 def _folder(checkpoint: str | os.PathLike[str] | None) -> str | None:
     if checkpoint is None:
         return None
     if not isinstance(checkpoint, (str, os.PathLike)) or not os.fspath(checkpoint):
-        raise ConfigError(f"fit: checkpoint: got {checkpoint!r}, wanted the path of a folder")
+        raise InputError(f"fit: checkpoint: got {checkpoint!r}, wanted the path of a folder")
     if is_address(path := os.fspath(checkpoint)):
-        raise ConfigError(
+        raise InputError(
             f"fit: checkpoint: got {without_secrets(path)!r}, wanted the path of a folder: checkpoints are written to"
             " file systems, not to addresses; give a folder that this process and the workers see, as a mounted one"
         )
@@ -224,26 +229,26 @@ def _check_roles(loss: object, metrics: Any, optimizer: object) -> None:
         hasattr(optimizer, "init") and hasattr(optimizer, "step") and not isinstance(optimizer, type)
     )
     if not is_optimizer:
-        raise ConfigError(f"fit: optimizer: got {optimizer!r}, wanted one such as ff.optim.Adam(1e-3)")
+        raise InputError(
+            f"fit: optimizer: got {optimizer!r}, wanted one such as dask_ferro.tensor.optim.Adam(1e-3)"
+        )
     if not isinstance(metrics, Mapping):
-        raise ConfigError(f"fit: metrics: got {metrics!r}, wanted them by name: {{'accuracy': accuracy}}")
+        raise InputError(f"fit: metrics: got {metrics!r}, wanted them by name: {{'accuracy': accuracy}}")
     if "loss" in metrics:
-        raise ConfigError("fit: metrics: 'loss' is the name of the loss; use another one")
+        raise InputError("fit: metrics: 'loss' is the name of the loss; use another one")
     for name, value in {"loss": loss, **{f"metrics: {n!r}": metric for n, metric in metrics.items()}}.items():
         if not (isinstance(value, Tensor) or callable(value)):
-            raise ConfigError(
-                f"fit: {name}: got {value!r}, wanted a function of (params, batch), or a Tensor"
-            )
+            raise InputError(f"fit: {name}: got {value!r}, wanted a function of (params, batch), or a Tensor")
 
 
 def _check_count(least: int, **counts: Any) -> None:
-    """Raise `ConfigError` for a value that is no count of Python or numpy; None is left to the type checker."""
+    """Raise `InputError` for a value that is no count of Python or numpy; None is left to the type checker."""
     for name, count in counts.items():
         number = int(count) if isinstance(count, np.integer) else count
         if count is not None and not (is_count(number, least) and number < 2**64):
-            raise ConfigError(f"fit: {name}: got {count!r}, wanted a number from {least} to below 2^64")
+            raise InputError(f"fit: {name}: got {count!r}, wanted a number from {least} to below 2^64")
 
 
 def _check_choice(name: str, choice: object, *known: str | None) -> None:
     if choice not in known:
-        raise ConfigError(f"fit: {name}: got {choice!r}, wanted one of {', '.join(map(repr, known))}")
+        raise InputError(f"fit: {name}: got {choice!r}, wanted one of {', '.join(map(repr, known))}")

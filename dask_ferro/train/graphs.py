@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.emit import build, reached
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, argument, cast, widened
+from dask_ferro.graph.tensor.tensor import Tensor, cast, input, widened
 from dask_ferro.train.batches import Batch
 
 PRECISIONS = ("float16", "bfloat16")
@@ -47,7 +47,7 @@ class _ByKey(dict[Any, Tensor]):
 
     def __missing__(self, key: Any) -> Tensor:
         absent = f"there is no such array; wanted one of {', '.join(map(str, self))}"
-        raise ConfigError(f"fit: batches: {key!r}: {self._left_out.get(str(key), absent)}")
+        raise InputError(f"fit: batches: {key!r}: {self._left_out.get(str(key), absent)}")
 
 
 def batch_graphs(
@@ -56,12 +56,12 @@ def batch_graphs(
     """Return loss and metrics, as `ff.fit` takes them, of batches with the arrays, dtypes and row shapes of `first`."""
     if isinstance(loss, Tensor):
         if precision is not None:
-            raise ConfigError(
+            raise InputError(
                 "fit: precision: the loss is a Tensor, whose dtypes are decided; give a function loss(params, batch),"
-                " or cast in the graph (ff.astype) and give loss_scale"
+                " or cast in the graph (dask_ferro.tensor.astype) and give loss_scale"
             )
         if wrong := [name for name, metric in metrics.items() if not isinstance(metric, Tensor)]:
-            raise ConfigError(
+            raise InputError(
                 f"fit: metrics: {wrong}: the loss is a Tensor, so they are Tensors too, of its arguments"
             )
         scalar = loss
@@ -69,12 +69,12 @@ def batch_graphs(
         to = None if precision is None else dtype_of(precision)
         args = pytree.mapped(lambda w: _narrow(w, to), params), _in_form(first, to)
         numbers = {
-            "step": argument(STEP, (), np.int64),
-            "rows": argument(ROW_NUMBERS, ("rows",), np.int64),
+            "step": input(STEP, (), np.int64),
+            "rows": input(ROW_NUMBERS, ("rows",), np.int64),
         }
         scalar = _call(loss, args, numbers)
         if not isinstance(scalar, Tensor) or scalar.ndim or not scalar.is_floating:
-            raise ConfigError(
+            raise InputError(
                 f"fit: loss(params, batch): got {scalar!r}, wanted a floating point scalar; take its mean"
             )
         metrics = {name: _call(metric, args, numbers) for name, metric in metrics.items()}
@@ -99,18 +99,18 @@ def _check_reads(loss: Tensor, params: Tree) -> None:
     inputs = chain.from_iterable(node.inputs for node in reached([loss]))
     read = {loss.key, *(x.key for x in inputs if x is not None)}
     if read.isdisjoint(leaf.key for leaf in pytree.leaves(params)):
-        raise ConfigError(
+        raise InputError(
             "fit: the loss reads none of params, so no step would change them; compute it from params"
         )
 
 
 def _check_width(loss: Tensor, params: Tree, first: Batch, inputs: list[str]) -> None:
-    """Raise `ConfigError` if float64 data make a loss float64 whose parameters are not: it would compute in float64."""
+    """Raise `InputError` if float64 data make a loss float64 whose parameters are not: it would compute in float64."""
     wide = [name for name in inputs if name in first.arrays and first.arrays[name].dtype == np.float64]
     if wide and loss.dtype == np.float64 and all(w.dtype != np.float64 for w in pytree.leaves(params)):
-        raise ConfigError(
+        raise InputError(
             f"fit: batches: {', '.join(map(repr, wide))}: got float64, and no parameter is: the loss would be computed"
-            " in float64; give astype('float32'), or cast in the loss (ff.astype)"
+            " in float64; give astype('float32'), or cast in the loss (dask_ferro.tensor.astype)"
         )
 
 
@@ -119,12 +119,12 @@ def _match_inputs(inputs: list[str], first: Batch) -> dict[str, str]:
     names = list(first.arrays)
     if not isinstance(first.form, Mapping):
         if len(inputs) != len(names):
-            raise ConfigError(
+            raise InputError(
                 f"fit: batches: got {len(names)} arrays, wanted {len(inputs)}: {', '.join(inputs)}"
             )
         return dict(zip(names, inputs, strict=True))
     if not set(inputs) <= set(names):
-        raise ConfigError(
+        raise InputError(
             f"fit: batches: got arrays {', '.join(names)}, wanted {', '.join(inputs)}, the arguments of loss and"
             " metrics"
         )
@@ -143,7 +143,7 @@ def _call(of: Loss, args: tuple[Tree, Any], numbers: Mapping[str, Tensor]) -> An
 def _in_form(first: Batch, to: ir.DataType | None) -> Any:
     """Return a batch of arguments in the user's form."""
     tensors = {
-        name: _narrow(argument(name, ("rows", *value.shape[1:]), value.dtype), to)
+        name: _narrow(input(name, ("rows", *value.shape[1:]), value.dtype), to)
         for name, value in first.arrays.items()
     }
     if isinstance(first.form, Mapping):
@@ -159,7 +159,7 @@ def _narrow(x: Tensor, to: ir.DataType | None) -> Tensor:
 
 def _metric(name: str, metric: Any) -> Tensor:
     if not isinstance(metric, Tensor) or metric.ndim:
-        raise ConfigError(
+        raise InputError(
             f"fit: metrics: {name!r}: got {metric!r}, wanted a scalar Tensor; take its mean or sum"
         )
     # A float of 32 or 64 bits, as sums over micro-batches are.

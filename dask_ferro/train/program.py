@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.pipeline.stages import LOSS
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.namespace import abs, isinf, isnan, logical_or, where
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, input, widened
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.calls import member_tuples
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.run import Step
 from dask_ferro.lower.ranks.sharded import CallOutputs, ShardedArray, persist
 from dask_ferro.train.batches import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs
 from dask_ferro.train.rates import RateOf
 from dask_ferro.train.state import leaves_of
-from dask_ferro.train.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate, LossScale
+from dask_ferro.train.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate, LossScaler
 
 # The metric that is the loss without its scale.
 _UNSCALED = "fit.loss"
@@ -54,7 +54,7 @@ class Recipe:
     clip: float | None
     accumulate: int
     precision: str | None
-    scale: LossScale | None
+    scale: LossScaler | None
     nonfinite: str
     options: Mapping[str, Any]
     folder: str | None
@@ -72,7 +72,7 @@ class Recipe:
             "optimizer": type(self.optimizer).__name__,
             **{f"optimizer.{n}": v for n, v in own.items()},
         }
-        settings |= {"clip": self.clip, "precision": self.precision, "reduction": self.reduction}
+        settings |= {"clip_norm": self.clip, "precision": self.precision, "reduction": self.reduction}
         # A rate that is a function is a Tensor here.
         return {name: "a function" if isinstance(v, Tensor) else str(v) for name, v in settings.items()}
 
@@ -108,14 +108,15 @@ _NUMBERS: Mapping[str, Callable[[StepInputs], Any]] = {
 
 
 def replace_rate(optimizer: Optimizer) -> Optimizer:
-    """Return an optimizer whose rate is an input of each step; raises `ConfigError` if it has no field `lr`."""
+    """Return an optimizer whose rate is an input of each step; raises `InputError` if it has no field `lr`."""
     if not dataclasses.is_dataclass(optimizer) or not hasattr(optimizer, "lr"):
-        raise ConfigError(
-            f"fit: lr: {type(optimizer).__name__} has no field `lr` to replace; use ff.optim's optimizers, or a"
+        raise InputError(
+            f"fit: lr: {type(optimizer).__name__} has no field `lr` to replace; use dask_ferro.tensor.optim's"
+            f" optimizers, or a"
             " dataclass with such a field"
         )
     # float64, so that a rate here gives the same bits as the same number in the optimizer.
-    return dataclasses.replace(optimizer, lr=argument(RATE, (), np.float64))  # type: ignore[type-var]
+    return dataclasses.replace(optimizer, lr=input(RATE, (), np.float64))  # type: ignore[type-var]
 
 
 def _scale_loss(loss: Tensor, recipe: Recipe) -> Tensor:
@@ -127,7 +128,7 @@ def _scale_loss(loss: Tensor, recipe: Recipe) -> Tensor:
     if recipe.scale is None:
         return loss
     wide = widened(loss)
-    return wide * cast(argument(LOSS_SCALE, (), np.float32), wide.type.dtype)
+    return wide * cast(input(LOSS_SCALE, (), np.float32), wide.type.dtype)
 
 
 class TrainingProgram:
@@ -138,12 +139,12 @@ class TrainingProgram:
         self._is_scaled = recipe.scale is not None
         # No scale is fetched with the loss that the caller reads.
         plain = {_UNSCALED: widened(graphs.loss)} if self._is_scaled else {}
-        self.pipeline = parallel(
+        self.pipeline = parallelize(
             {LOSS: _scale_loss(graphs.loss, recipe), **plain, **graphs.metrics},
             params=params,
             optimizer=recipe.update,
             # A loss that reads no batch has none.
-            batched=list(graphs.inputs.values()) or None,
+            batch_inputs=list(graphs.inputs.values()) or None,
             **{name: value for name, value in recipe.options.items() if value is not None},
         )
         reads = frozenset(self.pipeline.inputs)
@@ -152,12 +153,14 @@ class TrainingProgram:
         self._numbers = [(name, number) for name, number in _NUMBERS.items() if name in reads]
 
     def check(self, rows: int) -> None:
-        """Raise `ConfigError` if batches of `rows` rows cannot be computed."""
+        """Raise `InputError` if batches of `rows` rows cannot be computed."""
         parts = self.pipeline.schedule.micro_batches
+        if not rows:
+            raise InputError("fit: batches: one has 0 rows, wanted 1 or more; leave it out")
         if rows % parts:
-            raise ConfigError(
+            raise InputError(
                 f"fit: batches: one has {rows} rows, wanted a multiple of the {parts} micro-batches; choose another"
-                " batch_size, or last='drop' where the last batch of an epoch is smaller"
+                " batch_size, or drop_last=True where the last batch of an epoch is smaller"
             )
         self.pipeline.check(rows)
 
@@ -202,7 +205,7 @@ class TrainingProgram:
         if client is None:
             return list(steps)
         if client.asynchronous:
-            raise ConfigError(
+            raise InputError(
                 "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
             )
         numbers = [(step.loss, step.metrics, step.state.get(UPDATED)) for step in steps]

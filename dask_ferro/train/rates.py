@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 RateOf: TypeAlias = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class CosineRate:
-    """A learning rate that rises over `warmup` updates to its peak, and falls to `last` by half a cosine.
+class CosineDecay:
+    """A learning rate that rises over `warmup` updates to its peak, and falls to `final` by half a cosine.
 
     Source: Loshchilov & Hutter, "SGDR: stochastic gradient descent with warm restarts" (2017), without restarts.
 
@@ -24,20 +24,20 @@ class CosineRate:
     ----------
     peak : float
     updates : int
-        The update from which on the rate is `last`.
+        The update from which on the rate is `final`.
     warmup : int, optional
         The number of updates with a rising rate; the first has `peak / warmup`.
-    last : float, optional
+    final : float, optional
 
     Raises
     ------
-    ConfigError
+    InputError
         A negative rate, or a warm-up that is not shorter than all updates.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> rate = ff.CosineRate(0.1, updates=4, warmup=2)
+    >>> rate = ff.CosineDecay(0.1, updates=4, warmup=2)
     >>> [round(rate(update), 3) for update in range(5)]
     [0.05, 0.1, 0.1, 0.05, 0.0]
     """
@@ -45,17 +45,17 @@ class CosineRate:
     peak: float
     updates: int
     warmup: int = 0
-    last: float = 0.0
+    final: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("peak", "last"):
+        for name in ("peak", "final"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(
-                    f"CosineRate: {name}: got {getattr(self, name)!r}, wanted a number from 0 on"
+                raise InputError(
+                    f"CosineDecay: {name}: got {getattr(self, name)!r}, wanted a number from 0 on"
                 )
         if not 0 <= self.warmup < self.updates:
-            raise ConfigError(
-                f"CosineRate: got a warm-up of {self.warmup} of {self.updates} updates, wanted fewer than all of them"
+            raise InputError(
+                f"CosineDecay: got a warm-up of {self.warmup} of {self.updates} updates, wanted fewer than all of them"
             )
 
     def __call__(self, update: int) -> float:
@@ -63,7 +63,7 @@ class CosineRate:
         if update < self.warmup:
             return self.peak * (update + 1) / self.warmup
         share = min(1.0, (update - self.warmup) / (self.updates - self.warmup))
-        return self.last + (self.peak - self.last) * (1 + cos(pi * share)) / 2
+        return self.final + (self.peak - self.final) * (1 + cos(pi * share)) / 2
 
 
 def rate_of(rate: RateOf | float | None) -> RateOf | None:
@@ -75,12 +75,12 @@ def rate_of(rate: RateOf | float | None) -> RateOf | None:
 
 
 def rate_at(rate: RateOf, update: int) -> float:
-    """Return the rate of an update; raises `ConfigError` if it is no finite number from 0 on."""
+    """Return the rate of an update; raises `InputError` if it is no finite number from 0 on."""
     return _checked(rate(update), f"lr({update})", "a finite number from 0 on")
 
 
 def _checked(value: Any, name: str, wanted: str) -> float:
     is_number = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
     if not (is_number and isfinite(value) and value >= 0):
-        raise ConfigError(f"fit: {name}: got {value!r}, wanted {wanted}")
+        raise InputError(f"fit: {name}: got {value!r}, wanted {wanted}")
     return float(value)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, asarray
@@ -107,13 +107,13 @@ def whole(tree: Tree) -> Tree:
 
 
 def check_reachable(tree: Tree) -> None:
-    """Raise `ConfigError` if arrays are on workers, and there is no client."""
+    """Raise `InputError` if arrays are on workers, and there is no client."""
     client = current_client()
     # A closed client is the current one until its block ends.
     if (client is None or client.status == "closed") and any(
         isinstance(leaf, ShardedArray) for leaf in leaves_of(tree)
     ):
-        raise ConfigError(
+        raise InputError(
             "fit: the parameters are on the workers of a client that is closed, or is not the current one; go on while"
             " it is, or from a checkpoint (checkpoint=)"
         )
@@ -138,14 +138,14 @@ def constants(params: Tree) -> Tree:
     for path, leaf in named_leaves(params):
         name = path or "params"
         if name in tensors:
-            raise ConfigError(f"fit: params: two arrays are named {name!r}; change a key")
+            raise InputError(f"fit: params: two arrays are named {name!r}; change a key")
         tensors[name] = _constant(name, leaf)
     if not tensors:
-        raise ConfigError("fit: params: got no arrays, wanted those to train")
+        raise InputError("fit: params: got no arrays, wanted those to train")
     places: dict[Any, str] = {}
     for name, tensor in tensors.items():
         if (other := places.setdefault(tensor.key, name)) != name:
-            raise ConfigError(
+            raise InputError(
                 f"fit: params: {other!r} and {name!r} are one tensor; give it once, and use it twice in the loss"
             )
     counts = Counter(tensor.origin.name for tensor in tensors.values())
@@ -169,15 +169,17 @@ def _value(leaf: Tensor) -> Any:
 
 def _constant(name: str, leaf: Any) -> Tensor:
     if isinstance(leaf, (int, float)) and not isinstance(leaf, np.generic):
-        raise ConfigError(
+        raise InputError(
             f"fit: params: {name!r}: got the number {leaf}, wanted an array: lists hold parameters, they are none; give"
             " np.array(..., 'float32')"
         )
     tensor = leaf if isinstance(leaf, Tensor) else asarray(as_array(leaf, f"params: {name!r}"), name=name)
     if getattr(tensor.origin, "tensor", None) is None:
-        raise ConfigError(f"fit: params: {name!r}: got {leaf!r}, wanted an array, or a constant (ff.asarray)")
+        raise InputError(
+            f"fit: params: {name!r}: got {leaf!r}, wanted an array, or a constant (dask_ferro.tensor.asarray)"
+        )
     if not tensor.is_floating:
-        raise ConfigError(
+        raise InputError(
             f"fit: params: {name!r}: got {tensor.dtype.name}, wanted a floating point dtype that has gradients, such as"
             " float32; keep others out of params"
         )

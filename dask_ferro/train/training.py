@@ -20,7 +20,7 @@ from math import isfinite
 from time import perf_counter
 from typing import NamedTuple
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import Hold
 from dask_ferro.lower.client import current_client
@@ -121,7 +121,7 @@ class Fit:
             values(params), values(recipe.update.init(params)), EarlyStopping(recipe.monitor)
         )
         self._types = {name: (leaf.dtype.name, leaf.shape) for name, leaf in self._now.arrays.items()}
-        self._facts = {**batches.facts, "accumulate": recipe.accumulate}
+        self._facts = {**batches.facts, "accumulate_steps": recipe.accumulate}
         self._nbytes = sum(leaf.nbytes for leaf in self._now.arrays.values())
         # The first batch, whose dtypes and row shapes all have.
         self._first: Batch | None = None
@@ -202,11 +202,11 @@ class Fit:
         return now.epoch >= self._recipe.epochs or (patience is not None and now.stopping.waited >= patience)
 
     def _stopping_after(self, step: FitStep, state: TrainingState) -> EarlyStopping:
-        """Return early stopping after a step; raises `ConfigError` if its loss ends the training."""
+        """Return early stopping after a step; raises `InputError` if its loss ends the training."""
         stopping, nonfinite = self._now.stopping, self._recipe.nonfinite
         is_left_out = nonfinite == "skip" and not isfinite(step.loss)
         if nonfinite == "stop" and not isfinite(step.loss):
-            raise ConfigError(
+            raise InputError(
                 f"fit: the loss of batch {self._now.batch} of epoch {step.epoch} (step {step.index}) is {step.loss},"
                 " wanted a finite number: a value or label is out of range, the rate too large, or gradients before it"
                 " were not finite; the training stands before this batch: mend it and go on, or have such batches left"
@@ -268,7 +268,7 @@ class Fit:
         batches = self._batches.epoch(epoch, number)
         last = next(batches, None)
         if last is None or (now.digest and last.digest not in ("", now.digest)):
-            raise ConfigError(
+            raise InputError(
                 f"fit: batches: batch {number} of epoch {epoch} is another one than before; give the same data in the"
                 " same order, such as a list, or a function from an epoch's number to its batches"
             )
@@ -283,7 +283,7 @@ class Fit:
         self._program.check(rows)
         if batch.types != self._first.types:
             wrong = checkpoint.differences(_words(self._first), _words(batch))
-            raise ConfigError(
+            raise InputError(
                 f"fit: batches: batch {now.batch} of epoch {now.epoch} has other rows than the first one:"
                 f" {'; '.join(wrong)}; give all batches the same arrays, dtypes and shapes of rows"
             )

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.dims import sizes
 from dask_ferro.graph.tensor.namespace import (
@@ -45,7 +45,7 @@ from dask_ferro.graph.tensor.namespace import max as largest
 from dask_ferro.graph.tensor.namespace import sum as total
 from dask_ferro.graph.tensor.optim import Optimizer, State
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, cast, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, input, widened
 
 # Arguments that the client gives with each batch: its rows (float32), and whether it ends its group (bool).
 ROWS, ENDS = "fit.rows", "fit.ends"
@@ -56,7 +56,7 @@ _MOST = 2.0**40
 
 
 @dataclass(frozen=True)
-class LossScale:
+class LossScaler:
     """A loss scale that follows the gradients (`ff.fit(loss_scale=...)`).
 
     Parameters
@@ -69,14 +69,14 @@ class LossScale:
 
     Raises
     ------
-    ConfigError
+    InputError
         A number that is no power of two, or out of range.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.LossScale(initial=1024.0)
-    LossScale(initial=1024.0, growth=2.0, backoff=0.5, interval=2000)
+    >>> ff.LossScaler(initial=1024.0)
+    LossScaler(initial=1024.0, growth=2.0, backoff=0.5, interval=2000)
     """
 
     initial: float = 2.0**16
@@ -88,11 +88,11 @@ class LossScale:
         for name, least, most in (("initial", 1, _MOST), ("growth", 1, 2**16), ("backoff", 2.0**-16, 1)):
             value = getattr(self, name)
             if not (least <= value <= most and frexp(value)[0] == 0.5):
-                raise ConfigError(
+                raise InputError(
                     f"loss scale: {name}: got {value!r}, wanted a power of two from {least:g} to {most:g}"
                 )
         if not isinstance(self.interval, int) or self.interval < 1:
-            raise ConfigError(
+            raise InputError(
                 f"loss scale: interval: got {self.interval!r}, wanted a number of steps from 1 on"
             )
 
@@ -109,7 +109,7 @@ class BatchUpdate:
     clip: float | None = None
     accumulates: bool = False
     sums: bool = False
-    scale: LossScale | None = None
+    scale: LossScaler | None = None
     skips: bool = False
 
     def init(self, params: Tree) -> State:
@@ -161,7 +161,7 @@ class BatchUpdate:
         self, grads: Tree, state: State, finite: Tensor | None
     ) -> tuple[Tree, dict[str, Tree], list[Tensor]]:
         """Return the gradients of a group so far, the group's entries of the state, and the conditions of an update."""
-        rows, ends = argument(ROWS, (), np.float32), argument(ENDS, (), np.bool_)
+        rows, ends = input(ROWS, (), np.float32), input(ENDS, (), np.bool_)
         share = rows if not self.sums else _number(1.0)
         sums = pytree.mapped(lambda s, g: s + cast(share, g.type.dtype) * g, state["sums"], grads)
         count = state["rows"] + share
@@ -178,23 +178,23 @@ class BatchUpdate:
         return mean, group, conditions
 
 
-def loss_scale_of(option: LossScale | float | str | None, precision: str | None) -> LossScale | None:
+def loss_scale_of(option: LossScaler | float | str | None, precision: str | None) -> LossScaler | None:
     """Return the loss scale of a training: None without one; a number stays what it is."""
     if option is None and precision != "float16":
         # bfloat16 has float32's range.
         return None
     if option is None or option == "dynamic":
-        return LossScale()
-    if isinstance(option, LossScale):
+        return LossScaler()
+    if isinstance(option, LossScaler):
         return option
     if isinstance(option, (int, float)) and not isinstance(option, bool):
-        return LossScale(float(option), growth=1.0, backoff=1.0)
-    raise ConfigError(
-        f"fit: loss_scale: got {option!r}, wanted 'dynamic', a power of two, or ff.LossScale(...)"
+        return LossScaler(float(option), growth=1.0, backoff=1.0)
+    raise InputError(
+        f"fit: loss_scale: got {option!r}, wanted 'dynamic', a power of two, or ff.LossScaler(...)"
     )
 
 
-def next_scale(how: LossScale, scale: Tensor, good: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
+def next_scale(how: LossScaler, scale: Tensor, good: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scale and the count of finite steps in a row (`good`) after a step, elementwise; both are float32."""
     count = good + 1.0
     grows = logical_and(finite, count >= float(how.interval))

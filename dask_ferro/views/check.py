@@ -1,4 +1,4 @@
-"""The output of `ff.check` and `dask ferro check`: a table with a row for each fact, and the findings below it.
+"""The output of `ff.check_cluster` and `dask ferro check`: a table with a row for each fact, and the findings below it.
 
 The columns are the client, the scheduler and all workers together, so that it fits a narrow terminal and a cluster of a
 thousand workers; workers that differ are counted.

@@ -30,7 +30,7 @@ _OPS, _NAME = 5, 14
 
 def card(name: str, facts: Sequence[Fact], bundles: Sequence[Bundle]) -> str:
     """Return the HTML of a model; without bundles, of one that is not planned yet, there is no drawing."""
-    return notebook.table(f"ModelGraph {name}", facts) + (_drawing(bundles) if bundles else "")
+    return notebook.table(f"Model {name}", facts) + (_drawing(bundles) if bundles else "")
 
 
 def _drawing(bundles: Sequence[Bundle]) -> str:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.local.progress import Progress, followed
 from dask_ferro.notebook import LiveLine, is_notebook
 from dask_ferro.views.terminal import console
@@ -42,7 +42,7 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
 
     Raises
     ------
-    ConfigError
+    InputError
         If none of the arguments has a future.
 
     Examples
@@ -52,7 +52,7 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
     """
     futures = futures_of(list(running))
     if not futures:
-        raise ConfigError(
+        raise InputError(
             "ff.progress: got no futures, wanted a computation that was started:"
             " ff.progress(client.compute(y)), or y.persist()"
         )

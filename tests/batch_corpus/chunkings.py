@@ -95,7 +95,7 @@ def check(
 
 
 def _by_batch(model: Any, given: Mapping[str, Any], batch: int) -> Callable[[], Any]:
-    return lambda: model(dict(given), batch=batch).compute(scheduler="sync")
+    return lambda: model(dict(given), batch_size=batch).compute(scheduler="sync")
 
 
 def _by_arrays(model: Any, given: Mapping[str, Any], sizes: tuple[int, ...], count: int) -> Callable[[], Any]:
@@ -118,7 +118,7 @@ def _claim(call: Callable[[], Any], whole: Any, verdict: str, *, several: bool, 
         warnings.simplefilter("always")
         try:
             got = call()
-        except (ff.ConfigError, ff.ModelError) as error:
+        except (ff.InputError, ff.ModelError) as error:
             if not has_empty and (verdict == CUT or isinstance(error, ff.ModelError)):
                 raise
             return

@@ -84,7 +84,7 @@ def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalC
     class Asked:
         async def rows(self, order: str = "", name: str = "") -> list[Any]:
             if name == "nosuch":
-                raise ff.ConfigError("no pool 'nosuch'; there are default, gpu")
+                raise ff.InputError("no pool 'nosuch'; there are default, gpu")
             orders.append((order, name))
             return [OPEN, PAUSED]
 

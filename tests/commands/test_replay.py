@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from simulated.generators import build
 
 from dask_ferro.commands.replay import replay as command
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
 from dask_ferro.simulate.compare import RECORDED, cluster_of, order_of, replay
 from dask_ferro.simulate.engine import simulate
@@ -67,7 +67,7 @@ def test_an_unknown_policy_is_a_usage_error(recorded: Path) -> None:
     ],
 )
 def test_what_cannot_be_run_again_is_refused(trace: Trace, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         replay(trace, ["informed"])
 
 

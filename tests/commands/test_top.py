@@ -27,7 +27,7 @@ from rich.screen import Screen
 import dask_ferro as ff
 from dask_ferro.commands.top import arranged, screen, show_once
 from dask_ferro.commands.top_keys import Choice
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.observe.top import look, where
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.views.terminal import console
@@ -264,7 +264,7 @@ def test_names_cannot_command_the_terminal():
     ],
 )
 def test_what_names_no_scheduler_is_refused(arguments, wanted):
-    with pytest.raises(ConfigError, match=re.escape(wanted)):
+    with pytest.raises(InputError, match=re.escape(wanted)):
         where(**arguments)()
 
 

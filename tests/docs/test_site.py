@@ -32,10 +32,10 @@ def test_the_site_is_built_without_warnings(tmp_path):
         page = (tmp_path / "site" / "reference" / f"{source.stem}.html").read_text(encoding="utf-8")
         assert page.count("Examples:") >= wanted, source.name
     reference = (tmp_path / "site" / "reference" / "functions.html").read_text(encoding="utf-8")
-    for example in ("ff.matmul([[1, 2], [3, 4]], [1, 1]).compute()", "ff.exp([0.0, 1.0]).compute().round(3)"):
+    for example in ("ft.matmul([[1, 2], [3, 4]], [1, 1]).compute()", "ft.exp([0.0, 1.0]).compute().round(3)"):
         assert example in re.sub(r"<[^>]*>", "", reference)
     cluster = (tmp_path / "site" / "reference" / "cluster.html").read_text(encoding="utf-8")
-    assert "signal_ahead" in cluster
+    assert "retire_before" in cluster
 
 
 @pytest.mark.needs("make")

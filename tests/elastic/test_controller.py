@@ -49,12 +49,12 @@ def looked(elastic: ff.Elastic, times: int) -> None:
         pytest.param({"efficiency": 0}, "efficiency=0, wanted a number above 0", id="no efficiency"),
         pytest.param({"efficiency": "high"}, "efficiency='high'", id="an efficiency in words"),
         pytest.param({"max_pending": 0}, "max_pending=0", id="nothing may wait"),
-        pytest.param({"patience": "soon"}, "patience='soon'", id="a patience in words"),
+        pytest.param({"idle_timeout": "soon"}, "idle_timeout='soon'", id="a patience in words"),
         pytest.param(
             {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
         ),
         pytest.param(
-            {"wait_count": 3}, "got wait_count.*; use patience, the time", id="an option of Dask's own"
+            {"wait_count": 3}, "got wait_count.*; use idle_timeout, the time", id="an option of Dask's own"
         ),
         pytest.param({"target_duration": "5s"}, "use efficiency, the price of another job", id="another"),
         pytest.param(
@@ -65,7 +65,7 @@ def looked(elastic: ff.Elastic, times: int) -> None:
 def test_wrong_options_are_refused_by_name(options, words):
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
-        pytest.raises(ff.ConfigError, match=words),
+        pytest.raises(ff.InputError, match=words),
     ):
         cluster.adapt(Adaptive=ff.Elastic, **options)
 
@@ -83,12 +83,12 @@ def test_wrong_options_are_refused_by_name(options, words):
 )
 def test_a_maximum_that_allows_no_job_is_refused(minimum, maximum, refused):
     kinds = (Pool("cpu", processes=8), Pool("gpu", processes=4))
-    with pytest.raises(ff.ConfigError, match="wanted at least 4") if refused else nullcontext():
+    with pytest.raises(ff.InputError, match="wanted at least 4") if refused else nullcontext():
         check_room(elastic_options({"minimum": minimum, "maximum": maximum}), kinds)
 
 
 def test_a_cluster_that_starts_no_workers_by_itself_is_refused():
-    with pytest.raises(ff.ConfigError, match="got Cluster, which cannot start workers"):
+    with pytest.raises(ff.InputError, match="got Cluster, which cannot start workers"):
         ff.Elastic(Cluster.__new__(Cluster))
 
 
@@ -120,7 +120,7 @@ def test_who_joins_runs_its_share_of_the_next_iteration_though_others_hold_all_o
         client.cluster.adapt(Adaptive=ff.Elastic, minimum=4, maximum=4, interval=0.2)
         counted(client, 4)
         sent_ahead = sum(client.run(sent).values())
-        with ff.trace(client) as recorded:
+        with ff.profile(client) as recorded:
             finished(workload_kernels.submit(client, graph))
         holders = client.who_has(tiles)
         sent_then = sum(client.run(sent).values())

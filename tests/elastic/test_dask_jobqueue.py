@@ -109,7 +109,7 @@ def test_a_pbs_cluster_grows_and_shrinks_with_the_work_and_leaves_no_job(pbs: PB
             minimum=0,
             maximum=2,
             interval=0.2,
-            patience=0.5,
+            idle_timeout=0.5,
         )
         elastic.parameters = replace(elastic.parameters, patience_most=1.0)
         assert client.submit(os.getenv, "LOADED", resources={"GPU": 1}).result(timeout=BOUND_S) == "1"

@@ -143,9 +143,9 @@ async def test_jobs_of_several_processes_are_not_cancelled_before_they_start(s):
 async def test_jobs_that_have_not_started_go_before_those_that_run(s):
     await s.started(4)
     s.queue.is_open.clear()
-    await s.adapt(minimum=8, maximum=8, ordered=True)
+    await s.adapt(minimum=8, maximum=8, strict_maximum=True)
     assert len(s.queue.submitted) == 4
-    await s.adapt(minimum=4, maximum=4, ordered=True, looks=2)
+    await s.adapt(minimum=4, maximum=4, strict_maximum=True, looks=2)
     assert (len(s.queue.cancelled), len(s.scheduler.workers)) == (2, 4)
 
 
@@ -155,7 +155,7 @@ async def test_no_busy_worker_goes_with_an_idle_one_of_its_job(s):
     busy, *_ = s.scheduler.workers
     task = s.client.submit(gated, "gate", workers=[busy])
     await until_async(lambda: s.scheduler.workers[busy].processing, "the task to run")
-    await s.adapt(minimum=0, maximum=4, patience=0, looks=5)
+    await s.adapt(minimum=0, maximum=4, idle_timeout=0, looks=5)
     await s.run(2)
     assert busy in s.scheduler.workers
     await Event("gate", s.client).set()

@@ -266,7 +266,7 @@ async def test_the_longest_task_is_a_whole_one_however_long_it_has_run(client, c
 @on_cluster()
 async def test_a_required_device_class_is_a_need_where_somebody_honours_it(client, cluster, installed):
     event, held = await busy(client, cluster)
-    with annotated(2.0), ff.Require("gpu"):
+    with annotated(2.0), ff.require_device("gpu"):
         required = client.map(hold, ["roster"] * 3, range(3), pure=False)
     with annotated(2.0):
         free = client.submit(hold, "roster", 0, pure=False)
@@ -462,7 +462,7 @@ async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is
     assert await fail(why="cpu is closed") == 7
     for future in (more, here, *roots, total):
         error = await future.exception()
-        assert (type(error), str(error)) == (ff.ConfigError, "cpu is closed")
+        assert (type(error), str(error)) == (ff.InputError, "cpu is closed")
     assert not cluster.scheduler.unrunnable
     assert not cluster.scheduler.queued
     cluster.scale(1)

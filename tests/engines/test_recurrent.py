@@ -51,7 +51,7 @@ def test_what_a_cell_has_beside_its_weights_is_computed_or_refused(op: str) -> N
         (right,) = session.run(["y"], single | counts)
         try:
             model = ff.from_onnx(doubles)
-        except ff.UnsupportedOp:
+        except ff.UnsupportedOpError:
             continue
         np.testing.assert_allclose(model.predict(feeds | counts), right, rtol=1e-4, atol=1e-5, err_msg=name)
         computed.add(name)

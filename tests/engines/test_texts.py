@@ -100,7 +100,7 @@ def outcome(call, result, feeds, in_body):
     }
     try:
         model = ff.from_onnx(onnx.parser.parse_model(f"{HEAD}g ({head}) => ({result} y) {{ {node} }}"))
-    except ff.UnsupportedOp:
+    except ff.UnsupportedOpError:
         return REFUSED
     # Where nothing is inferred, the shape that the text declares is wrong, and only a result can be compared with it.
     value = model.predict(arrays)
@@ -135,7 +135,7 @@ def test_a_text_that_is_missing_is_refused_in_a_call_a_chunk_and_a_task(missing)
     texts, others = np.array(["a", "b"], object), np.array(["a", missing], object)
     chunks = [da.from_delayed(dask.delayed(part), (2,), object) for part in (texts, others)]
     for given in (others, da.concatenate(chunks), dask.delayed(others)):
-        with pytest.raises(ff.ConfigError, match=f"input 's' holds {type(missing).__name__} among its texts"):
+        with pytest.raises(ff.InputError, match=f"input 's' holds {type(missing).__name__} among its texts"):
             model(given).compute(scheduler="sync")
 
 
@@ -146,6 +146,6 @@ def test_a_text_that_is_missing_is_refused_in_a_call_a_chunk_and_a_task(missing)
 def test_a_vocabulary_with_words_that_its_tokenizer_never_gives_is_refused(pattern, is_refused):
     tokens = f'com.microsoft.Tokenizer<mark = 0, mincharnum = 1, pad_value = "#", tokenexp = "{pattern}">(s)'
     text = f"{HEAD}g (string[N] s) => (float[N, 4] y) {{ w = {tokens} y = TfIdfVectorizer<{GRAMS}>(w) }}"
-    refusal = pytest.raises(ff.UnsupportedOp, match=r"2 words .* never gives \('', 'Déjà'\), so texts")
+    refusal = pytest.raises(ff.UnsupportedOpError, match=r"2 words .* never gives \('', 'Déjà'\), so texts")
     with refusal if is_refused else nullcontext():
         ff.from_onnx(onnx.parser.parse_model(text))

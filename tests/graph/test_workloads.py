@@ -13,10 +13,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from tiny_graph import tiny_graph
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.workloads import NAMES, WORKLOADS, build, lower_bound
+from dask_ferro.testing import NAMES, WORKLOADS, build, lower_bound
 from tests.each import every
 from tests.programs import ran
 
@@ -131,7 +131,7 @@ def test_a_sleep_graph_copies_its_input_to_every_output(name):
 
 def test_another_process_builds_the_same_bytes():
     code = (
-        "import hashlib; from dask_ferro.graph.workloads import build;"
+        "import hashlib; from dask_ferro.testing import build;"
         "print(*(hashlib.sha256(m.SerializeToString()).hexdigest() for m in (build('transformer'), build('wide'))))"
     )
     there = ran([sys.executable, "-c", code], check=True).stdout.split()
@@ -173,5 +173,5 @@ REFUSED = [
 
 @every(("name", "params", "message"), REFUSED)
 def test_refuses(name, params, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         build(name, **params)

@@ -112,7 +112,7 @@ def verdict(graph: Any, target: Path) -> str:
     """How a compute ended."""
     try:
         found = graph.compute()
-    except ff.ConfigError as error:
+    except ff.InputError as error:
         return "named" if target.name in str(error) or "model.onnx" in str(error) else f"unnamed: {error}"
     except Exception as error:  # noqa: BLE001 - what it is, is what is asked
         return f"{type(error).__name__}: {error}"

@@ -33,7 +33,7 @@ def verdict(path: str) -> str:
             model = ff.from_onnx(path)
             given = synthetic(model._opened.signature, 3)
             found = model(given).compute()
-        except (ff.ModelError, ff.UnsupportedOp, ff.ConfigError, MemoryError) as error:
+        except (ff.ModelError, ff.UnsupportedOpError, ff.InputError, MemoryError) as error:
             said = str(error)
             return f"raw words: {said}" if _RAW.search(said) or not said else "refused"
         except Exception as error:  # noqa: BLE001 - what it is, is what is asked
@@ -86,7 +86,7 @@ def loaded(path: str) -> str:
 
     try:
         load(path)
-    except (ff.ModelError, ff.UnsupportedOp):
+    except (ff.ModelError, ff.UnsupportedOpError):
         return "refused"
     return "loaded"
 

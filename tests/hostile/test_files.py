@@ -102,7 +102,7 @@ def test_the_copy_that_workers_are_sent_is_what_was_loaded(tmp_path: Path, mappe
     assert _content(opened.loaded, opened.ref.path).tobytes() == before
     changes(tmp_path, "model", target)["rewrite"]()
     if mapped:
-        with pytest.raises(ff.ConfigError, match=r"model\.onnx' changed after the graph was built"):
+        with pytest.raises(ff.InputError, match=r"model\.onnx' changed after the graph was built"):
             _content(opened.loaded, opened.ref.path)
     else:
         assert _content(opened.loaded, opened.ref.path).tobytes() == before

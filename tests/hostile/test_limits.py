@@ -29,7 +29,7 @@ def sleeping(seconds: float):
 
 
 def test_a_loop_without_end_is_stopped_by_the_limit():
-    told = pytest.raises(ff.ConfigError, match=r"stopped after 0\.5 s.*ferro\.limits\.run")
+    told = pytest.raises(ff.InputError, match=r"stopped after 0\.5 s.*ferro\.limits\.run")
     with dask.config.set({"ferro.limits.run": "0.5s", "scheduler": "sync"}), told as error:
         ff.from_onnx(LOOP, X).compute()
     # The engine's own error is behind it, not the error itself.

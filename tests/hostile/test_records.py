@@ -1,4 +1,4 @@
-"""Traces, workflows and plans that are damaged or made to hurt: one `ConfigError` that names the file, and why."""
+"""Traces, workflows and plans that are damaged or made to hurt: one `InputError` that names the file, and why."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.parallel.config import read_plan
 from dask_ferro.simulate import compare
 from dask_ferro.trace import Span, Trace, TracedTask
@@ -53,7 +53,7 @@ TRACES = {
 def test_a_trace_that_unpacks_without_end_is_refused(tmp_path: Path):
     path = tmp_path / "run.ferrotrace.gz"
     path.write_bytes(gzip.compress(b" " * 300_000_000, compresslevel=1))
-    with pytest.raises(ConfigError, match=r"run\.ferrotrace\.gz.*unpack to more than"):
+    with pytest.raises(InputError, match=r"run\.ferrotrace\.gz.*unpack to more than"):
         Trace.load(path)
 
 
@@ -109,6 +109,6 @@ ROWS = [
 def test_a_hostile_file_is_refused(tmp_path: Path, name: str, text: str, told: str):
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(InputError, match=told) as caught:
         read_plan(path) if name == "plan.yaml" else compare.recorded(str(path))
     assert name in str(caught.value)

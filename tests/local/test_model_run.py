@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
-from dask_ferro import ConfigError
+from dask_ferro import InputError
 from dask_ferro.local.array_files import read, save
 from dask_ferro.local.cluster_context import connected
 from dask_ferro.local.model_run import RunRequest, trial
@@ -53,7 +53,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
 )
 def test_a_broken_file_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(InputError, match=name):
         read(tmp_path / name)
 
 
@@ -72,7 +72,7 @@ def test_a_broken_file_is_named(tmp_path, name, content):
 )
 def test_an_address_that_leads_nowhere_is_named(address, why, monkeypatch):
     monkeypatch.setattr("dask_ferro.local.cluster_context._CONNECT_S", 0.2)
-    with pytest.raises(ConfigError, match=why) as caught:
+    with pytest.raises(InputError, match=why) as caught:
         trial(RunRequest(workload="wide", scheduler=address))
     assert address in str(caught.value)
     with pytest.raises(ValueError, match="No client"):
@@ -107,11 +107,11 @@ def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, mo
         client.log_event("ferro", {"action": "scale", "closed": before})
         client.log_event("ferro", {"action": "scale", "closed": closed})
         until(lambda: len(client.get_events("ferro")) == 2, "two events")
-        with pytest.raises(ConfigError, match=re.escape(why)), connected(cluster.scheduler_address):
+        with pytest.raises(InputError, match=re.escape(why)), connected(cluster.scheduler_address):
             pass
 
 
 def test_a_dashboard_without_bokeh_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(ConfigError, match=r"dask_ferro\[dashboard\]"):
+    with pytest.raises(InputError, match=r"dask_ferro\[dashboard\]"):
         trial(RunRequest(workload="wide", dashboard=True))

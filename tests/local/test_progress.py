@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, Event, LocalCluster
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.local.progress import Pace, Progress, _Tasks, followed, ops_of
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.views.progress import progress, words
@@ -29,7 +29,7 @@ def client():
 
 def tiny():
     """A model of 12 ops, on its inputs; it takes 20 ms."""
-    model = ff.from_onnx(ff.workloads.build("imbalanced", long=2, short=10, long_s=0.01, short_s=0.001))
+    model = ff.from_onnx(ff.testing.build("imbalanced", long=2, short=10, long_s=0.01, short_s=0.001))
     return model, model(synthetic(model._opened.signature, None))
 
 
@@ -212,7 +212,7 @@ def test_without_a_terminal_it_writes_one_line_at_the_end(client, capsys):
 
 
 def test_what_does_not_run_is_refused(client):
-    with pytest.raises(ConfigError, match="got no futures"):
+    with pytest.raises(InputError, match="got no futures"):
         progress(tiny()[1])
 
 

@@ -16,7 +16,7 @@ from dask_ferro.lower.client import slots
 from tests.clusters import running
 
 # Branches that are each worth a task: one bundle for each thread, and one for the join.
-WIDE = ff.workloads.build("wide", branches=16, length=1, slow_s=0.05, fast_s=0.05)
+WIDE = ff.testing.build("wide", branches=16, length=1, slow_s=0.05, fast_s=0.05)
 X = np.ones(256, "f4")
 
 

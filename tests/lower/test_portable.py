@@ -21,7 +21,7 @@ LAZY = da.from_array(X, chunks=(5, 6))
 MODEL = ff.from_onnx(mlp())
 CALLS = {
     "a model on an array": lambda client: client.compute(MODEL(X)),
-    "a model on an array, cut": lambda client: client.compute(MODEL(X, batch=4)),
+    "a model on an array, cut": lambda client: client.compute(MODEL(X, batch_size=4)),
     "bundles of a model": lambda client: client.compute(ff.from_onnx(mlp(), granularity="op")(LAZY)),
     "a model on a dask array": lambda client: client.compute(MODEL(LAZY)),
     "what Dask makes of that": lambda client: client.compute((MODEL(LAZY) + 1).sum()),

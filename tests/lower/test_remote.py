@@ -46,7 +46,7 @@ def test_a_model_of_a_web_server(server: str, query: str) -> None:
     pytest.importorskip("aiohttp")
     model = ff.from_onnx(f"{server}/net.onnx{query}")
     assert model.name == "net"
-    close(model(X, batch=4).compute(scheduler="sync"), mlp_reference(X))
+    close(model(X, batch_size=4).compute(scheduler="sync"), mlp_reference(X))
     close(model.predict(X), mlp_reference(X))
 
 
@@ -62,7 +62,7 @@ def test_a_model_in_memory_travels_to_workers() -> None:
         Client(cluster) as client,
     ):
         close(client.submit(model.predict, X).result(timeout=BOUND_S), mlp_reference(X))
-        close(client.compute(model(X, batch=3)).result(timeout=BOUND_S), mlp_reference(X))
+        close(client.compute(model(X, batch_size=3)).result(timeout=BOUND_S), mlp_reference(X))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_model_in_memory_travels_to_workers() -> None:
     [
         pytest.param("{}/none.onnx", ff.ModelError, "none.onnx' cannot be read", id="not there"),
         pytest.param("{}/text.onnx", ff.ModelError, "not an ONNX|protobuf|no ONNX", id="no model"),
-        pytest.param("nosuch://net.onnx", ff.ConfigError, "wanted a path, or an address", id="no such kind"),
+        pytest.param("nosuch://net.onnx", ff.InputError, "wanted a path, or an address", id="no such kind"),
     ],
 )
 def test_what_cannot_be_read_is_told(server: str, address: str, kind: Any, words: str) -> None:
@@ -92,5 +92,5 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         raise ImportError("Please install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "open", missing)
-    with pytest.raises(ff.ConfigError, match=r"s3://b/net.onnx.*install s3fs"):
+    with pytest.raises(ff.InputError, match=r"s3://b/net.onnx.*install s3fs"):
         ff.from_onnx("s3://b/net.onnx")

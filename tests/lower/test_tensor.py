@@ -8,7 +8,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.graph.tensor.namespace import mean
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.tensor import Tensor, compute, to_graph
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -16,7 +16,7 @@ X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 @pytest.fixture
 def x() -> Tensor:
-    return argument("x", ("N", 3))
+    return input("x", ("N", 3))
 
 
 def test_a_tensor_computes(x):
@@ -45,7 +45,7 @@ def test_several_tensors_have_the_form_they_were_given_in(x):
 
 
 def test_what_an_argument_is_bound_to_gives_way_to_what_is_passed():
-    x = argument("x", (2,), data=np.ones(2, np.float32))
+    x = input("x", (2,), data=np.ones(2, np.float32))
     assert (x + 1).compute(scheduler="sync").tolist() == [2, 2]
     assert (x + 1).compute({"x": [3, 4]}, scheduler="sync").tolist() == [4, 5]
 
@@ -64,5 +64,5 @@ def test_a_graph_of_tensors_is_a_dask_array(x):
     ],
 )
 def test_values_that_do_not_fit_are_refused(x, inputs, said):
-    with pytest.raises(ff.ConfigError, match=said):
+    with pytest.raises(ff.InputError, match=said):
         (x + 1).compute(inputs, scheduler="sync")

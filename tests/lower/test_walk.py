@@ -81,5 +81,5 @@ def test_a_call_infers_types_once(monkeypatch):
     for rows in (8, 6):
         x = np.zeros((rows, 64), np.float32)
         assert model(x).compute(scheduler="sync").shape == (rows, 10)
-        assert model(x, batch=2).compute(scheduler="sync").shape == (rows, 10)
+        assert model(x, batch_size=2).compute(scheduler="sync").shape == (rows, 10)
     assert len(runs) == 1

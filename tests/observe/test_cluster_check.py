@@ -1,4 +1,4 @@
-"""`ff.check` on real processes: every fault made on purpose is named, with its place, and the sound worker has none.
+"""`ff.check_cluster` on real processes: each fault made on purpose is named with its place; a sound worker has none.
 
 Faults that one machine cannot have are pretended in a real process: another Python and another Dask are what the
 worker says of itself.
@@ -50,7 +50,7 @@ def checked(tmp_path_factory):
         "partial": preload(folder, absent=("onnxruntime",)),
     }
     with faulty_workers({name: {"preload": [path]} for name, path in workers.items()}) as (client, names):
-        found = ff.check(client, answer=LONG)
+        found = ff.check_cluster(client, timeout=LONG)
     return found, {address: name for name, address in names.items()}
 
 
@@ -113,14 +113,14 @@ def test_a_stopped_worker_does_not_answer_and_the_others_do():
         pids = client.run(os.getpid)
         hung, well = sorted(pids)
         with stopped(pids[hung]):
-            check = ff.check(client, answer=SHORT)
+            check = ff.check_cluster(client, timeout=SHORT)
         assert of(check, "does not answer") == {hung: f"nothing within {SHORT:g} s"}
         assert not check.ok
         assert {at: not one.failure for at, one in check.facts.asked_workers.items()} == {
             hung: False,
             well: True,
         }
-        assert ff.check(client, answer=LONG).ok
+        assert ff.check_cluster(client, timeout=LONG).ok
 
 
 # ---- the scheduler ----------------------------------------------------------------------------------------
@@ -129,12 +129,12 @@ def test_a_stopped_worker_does_not_answer_and_the_others_do():
 def test_a_scheduler_without_dask_ferro_is_named_and_refused_in_a_sentence(tmp_path):
     fault = preload(tmp_path, absent=("dask_ferro",))
     with faulty_scheduler(tmp_path, fault) as (address, _), Client(address, timeout=BOUND_S) as client:
-        check = ff.check(client, answer=LONG)
+        check = ff.check_cluster(client, timeout=LONG)
         assert of(check, "dask_ferro") == {"scheduler": "none that can be imported"}
         assert of(check, "workers") == {"scheduler": "none"}
         assert not check.ok
         for call in (ff.install, ff.uninstall):
-            with pytest.raises(ff.ConfigError, match=rf"ff\.{call.__name__}: scheduler: {LACKS}"):
+            with pytest.raises(ff.InputError, match=rf"ff\.{call.__name__}: scheduler: {LACKS}"):
                 call(client)
         # Dask's own error says that the graph could not be loaded, and this one is its cause.
         with pytest.raises(RuntimeError) as raised:
@@ -148,7 +148,7 @@ def test_a_scheduler_that_lacks_what_dask_ferro_needs_is_refused_with_its_name(t
     with (
         faulty_scheduler(tmp_path, fault) as (address, _),
         Client(address, timeout=BOUND_S) as client,
-        pytest.raises(ff.ConfigError, match=sentence),
+        pytest.raises(ff.InputError, match=sentence),
     ):
         ff.install(client)
 
@@ -163,15 +163,15 @@ def test_a_scheduler_that_lacks_what_dask_ferro_needs_is_refused_with_its_name(t
 def test_a_scheduler_with_another_release_is_named(tmp_path, version, told):
     fault = preload(tmp_path, release(tmp_path, "dask_ferro", version))
     with faulty_scheduler(tmp_path, fault) as (address, _), Client(address, timeout=BOUND_S) as client:
-        assert of(ff.check(client, answer=LONG), "dask_ferro") == {"scheduler": version}
+        assert of(ff.check_cluster(client, timeout=LONG), "dask_ferro") == {"scheduler": version}
         sentence = rf"ff\.install: scheduler: dask_ferro: got {version}, wanted .* pip install dask-ferro=="
         if told == "refused":
-            with pytest.raises(ff.ConfigError, match=sentence):
+            with pytest.raises(ff.InputError, match=sentence):
                 ff.install(client)
         else:
             with pytest.warns(RuntimeWarning, match=sentence):
                 ff.install(client)
-            assert ff.check(client, answer=LONG).facts.processes["scheduler"].plugin
+            assert ff.check_cluster(client, timeout=LONG).facts.processes["scheduler"].plugin
 
 
 def test_a_stopped_scheduler_does_not_answer(tmp_path):
@@ -180,7 +180,7 @@ def test_a_stopped_scheduler_does_not_answer(tmp_path):
         Client(address, timeout=BOUND_S) as client,
     ):
         with stopped(pid):
-            check = ff.check(client, answer=SHORT)
+            check = ff.check_cluster(client, timeout=SHORT)
         assert of(check, "does not answer") == {"scheduler": f"nothing within {SHORT:g} s"}
         assert "no answer" in str(check)
 
@@ -190,9 +190,11 @@ def test_a_worker_without_dask_ferro_is_one_sentence_of_install_and_of_a_model(t
     with faulty_workers({"bare": {"preload": [fault]}, "sound": {}}) as (client, names):
         with pytest.warns(RuntimeWarning, match=f"ff.install: {names['bare']}: {LACKS}"):
             ff.install(client)
-        with pytest.raises(ff.ConfigError, match=f"{names['bare']}, 1 of 2 workers: {LACKS}"):
+        with pytest.raises(ff.InputError, match=f"{names['bare']}, 1 of 2 workers: {LACKS}"):
             small_model().compute()
-        assert of(ff.check(client, answer=LONG), "dask_ferro") == {names["bare"]: "none that can be imported"}
+        assert of(ff.check_cluster(client, timeout=LONG), "dask_ferro") == {
+            names["bare"]: "none that can be imported"
+        }
 
 
 # ---- calls ------------------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ def test_a_worker_without_dask_ferro_is_one_sentence_of_install_and_of_a_model(t
 
 @on_cluster(workers=2, installed=True)
 async def test_an_asynchronous_client_awaits_it(client):
-    check = await ff.check(client)
+    check = await ff.check_cluster(client)
     assert check.ok
     assert check.facts.processes["scheduler"].plugin
     assert all(one.plugin for one in check.facts.asked_workers.values())
@@ -210,24 +212,24 @@ async def test_an_asynchronous_client_awaits_it(client):
 async def test_it_says_what_the_overview_says(client):
     failed = client.submit(int, "four", key="number")
     await wait(failed)
-    [found] = [one for one in (await ff.check(client)).findings if one.what == "failed"]
+    [found] = [one for one in (await ff.check_cluster(client)).findings if one.what == "failed"]
     assert "number failed last, at worker" in found.sentence
 
 
 def test_a_cluster_of_threads_is_checked_and_the_current_client_is_the_default():
     with running(1, processes=False) as client:
-        assert of(ff.check(), "scheduler plugin") == {"scheduler": "off"}
+        assert of(ff.check_cluster(), "scheduler plugin") == {"scheduler": "off"}
         ff.install(client)
-        assert of(ff.check(), "scheduler plugin") == {}
+        assert of(ff.check_cluster(), "scheduler plugin") == {}
 
 
 def test_wrong_calls_are_refused():
-    with pytest.raises(ff.ConfigError, match="no client"):
-        ff.check()
-    with pytest.raises(ff.ConfigError, match=r"wanted a distributed.Client: ff\.check"):
-        ff.check("tcp://there:1")
-    with running(1, processes=False) as client, pytest.raises(ff.ConfigError, match="seconds above 0"):
-        ff.check(client, answer=0)
+    with pytest.raises(ff.InputError, match="no client"):
+        ff.check_cluster()
+    with pytest.raises(ff.InputError, match=r"wanted a distributed.Client: ff\.check_cluster"):
+        ff.check_cluster("tcp://there:1")
+    with running(1, processes=False) as client, pytest.raises(ff.InputError, match="seconds above 0"):
+        ff.check_cluster(client, timeout=0)
 
 
 def test_the_names_of_the_plugins_are_those_that_are_looked_for():

@@ -123,7 +123,7 @@ def test_a_flow_that_does_not_move_is_a_finding(client: Client, monkeypatch: pyt
     futures = client.get(graph, keys, sync=False)
     found = until(lambda: [one for one in findings(client) if one["what"] == "flow"], "the finding")
     assert found[0]["sentence"].startswith("flow step has run for ")
-    assert "flow" in [one.what for one in ff.check(client).findings]
+    assert "flow" in [one.what for one in ff.check_cluster(client).findings]
     Event(keys[0][0], client=client).set()
     assert len(client.gather(futures)) == WIDTH
     # The other member waited for the value of the task that was blocked, from about the flow's start on.
@@ -147,7 +147,7 @@ def test_a_flow_that_waits_its_turn_is_no_task_that_no_worker_may_run(client: Cl
 
 def test_tasks_of_a_flow_are_told_one_by_one(client: Client) -> None:
     graph, keys = stencil()
-    with ff.trace(client, ops=True) as t:
+    with ff.profile(client, ops=True) as t:
         futures = client.get(graph, keys, sync=False)
         wait(futures)
         _, members = client.run_on_scheduler(_planned)

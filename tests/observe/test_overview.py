@@ -79,7 +79,7 @@ def test_a_task_that_waits_behind_a_long_one_while_workers_idle(client: Client, 
 
 @pytest.mark.cluster
 def test_tasks_that_no_worker_may_run(client: Client, pids: dict[str, int]) -> None:
-    with ff.Require("gpu"):
+    with ff.require_device("gpu"):
         device = client.compute(dask.delayed(abs)(-1))
     resource = client.submit(abs, -2, resources={"licence": 2}, key="resource")
     worker = client.submit(abs, -3, workers=["tcp://127.0.0.1:1"], key="worker")

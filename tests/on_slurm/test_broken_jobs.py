@@ -52,7 +52,7 @@ def test_who_waits_is_told_the_jobs_last_lines_everybody_once_and_tasks_fail_whe
     with warnings.catch_warnings(record=True) as warned, caplog.at_level(logging.WARNING):
         warnings.simplefilter("always")
         site.cluster.scale(2)
-        with pytest.raises(ff.ConfigError) as raised:
+        with pytest.raises(ff.InputError) as raised:
             site.cluster.wait_for_workers(2)
         until(lambda: [w for w in warned if "is closed" in str(w.message)], "the client's warning")
     (event,) = events(site)
@@ -61,7 +61,7 @@ def test_who_waits_is_told_the_jobs_last_lines_everybody_once_and_tasks_fail_whe
     logged = [record.message for record in caplog.records if "is closed" in record.message]
     said = [str(warning.message) for warning in warned if "is closed" in str(warning.message)]
     assert (len(logged), len(said)) == (1, 1)
-    with pytest.raises(ff.ConfigError) as again:  # a client waits where its cluster does
+    with pytest.raises(ff.InputError) as again:  # a client waits where its cluster does
         site.client.wait_for_workers(1)
     clock = time.strftime("until %H:%M:%S", time.localtime(event["until"]))
     for text in (str(raised.value), str(again.value), logged[0], said[0]):
@@ -73,7 +73,7 @@ def test_who_waits_is_told_the_jobs_last_lines_everybody_once_and_tasks_fail_whe
     site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
     first = site.client.map(abs, range(3))
     error = site.client.submit(sum, first).exception(timeout=SOON)
-    assert isinstance(error, ff.ConfigError)
+    assert isinstance(error, ff.InputError)
     assert "no worker is there, and none can be had for now; default is closed until" in str(error)
     assert "module: no such thing <4>" in str(error)
     assert [future.status for future in first] == ["error"] * 3
@@ -97,7 +97,7 @@ def test_who_never_reaches_the_scheduler_is_told_with_node_address_network_and_l
             "contact_address": address or None,
         }
         s = site(**options, death_timeout=10, scheduler_options=scheduler)
-        with pytest.raises(ff.ConfigError) as raised:
+        with pytest.raises(ff.InputError) as raised:
             staff(s)
         return str(raised.value)
 

@@ -91,7 +91,7 @@ async def of_two_kinds(cluster: SLURMCluster) -> None:
     names = [(job.pool, job.name) for job in (gpu, other)]
     assert names == [("gpu", "gpu-8"), ("default", "default-9")]  # no name comes twice
     assert command("squeue", "-h", "-o", "%P", "-j", gpu.job_id).strip() == "gpu"
-    with pytest.raises(ff.ConfigError, match="no pool 'tpu'; there are default, gpu"):
+    with pytest.raises(ff.InputError, match="no pool 'tpu'; there are default, gpu"):
         cluster.request("tpu", 1)
 
 
@@ -137,7 +137,7 @@ async def test_pools_close_whose_jobs_slurm_refuses_never_starts_or_holds_each_w
         "held": {"job_extra_directives": ["--hold"]}
     }
 
-    async with play(pools=pools, patience={"stuck": 1}) as cluster:
+    async with play(pools=pools, timeouts={"stuck": 1}) as cluster:
 
         def closed(name: str) -> str:
             return next(pool.closed for pool in cluster.pools if pool.name == name)
@@ -145,7 +145,7 @@ async def test_pools_close_whose_jobs_slurm_refuses_never_starts_or_holds_each_w
         for name, (_, said) in kinds.items():
             cluster.request(name, 2)
             if name.replace("-", " ") in REFUSALS:
-                with pytest.raises(ff.ConfigError, match=said):
+                with pytest.raises(ff.InputError, match=said):
                     await cluster.wait_submitted()
                 assert await cluster.reconcile() == ()
             await cluster.wait_submitted()  # a refusal is reported once
@@ -167,7 +167,7 @@ async def test_pools_close_whose_jobs_slurm_refuses_never_starts_or_holds_each_w
 
 
 async def test_jobs_boot_run_and_are_requeued_under_new_names(play):
-    async with play(cores=2, processes=2, patience={"ending": 60}) as cluster:
+    async with play(cores=2, processes=2, timeouts={"ending": 60}) as cluster:
         began = time.time()
         cluster.request("default", 2)
         await cluster.wait_submitted()

@@ -226,7 +226,7 @@ def test_preemption_without_a_warning_loses_no_result_that_had_time_to_be_copied
     command("scontrol", "update", "partitionname=spot", "gracetime=0")
     try:
         one = {"minimum": 1, "maximum": 1}
-        s = site(cores=4, signal_ahead=0, pools={"default": one, "spot": {"queue": "spot", **one}})
+        s = site(cores=4, retire_before=0, pools={"default": one, "spot": {"queue": "spot", **one}})
         s.cluster.adapt(minimum=2, maximum=2)
         s.connected(2)
         preemptible = {kind.name: kind.preemptible for kind in s.cluster.pools}

@@ -27,13 +27,13 @@ def test_nothing_is_asked_of_a_paused_pool_and_who_waits_is_told(site):
     s.cluster.pools.pause("default")
     future = s.client.submit(abs, -7)
     reason = "default is paused: by its user at"
-    with pytest.raises(ff.ConfigError, match=f"1 workers cannot come for now: {reason}"):
+    with pytest.raises(ff.InputError, match=f"1 workers cannot come for now: {reason}"):
         s.client.wait_for_workers(1)
     until(lambda: "for default" in decided(s), "a look at the work", seen=lambda: decided(s))
     assert decided(s).endswith("; default is paused")
     assert "pool default: no jobs; paused: by its user at" in repr(s.cluster)
     assert "paused: by its user at" in s.cluster._repr_html_()
-    with pytest.raises(ff.ConfigError, match=f"(?s)no job can be had; {reason}.*cluster.pools.resume"):
+    with pytest.raises(ff.InputError, match=f"(?s)no job can be had; {reason}.*cluster.pools.resume"):
         s.cluster.scale(2)
     assert (future.status, queue(s.cluster)) == ("pending", {})
     told = [message for _, message in s.client.get_events("ferro") if message["action"] == "pool"]
@@ -44,7 +44,7 @@ def test_nothing_is_asked_of_a_paused_pool_and_who_waits_is_told(site):
     assert future.result(timeout=60) == 7
     s.connected(2)
     s.cluster.pools.pause("default")
-    with pytest.raises(ff.ConfigError, match=f"1 of 3 workers cannot come for now: {reason}"):
+    with pytest.raises(ff.InputError, match=f"1 of 3 workers cannot come for now: {reason}"):
         s.cluster.scale(3)
     assert len(queue(s.cluster)) == 2  # those that run go on
 

@@ -22,14 +22,14 @@ pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 LOCAL_TEST = Path(__file__).resolve().parents[2] / "jobqueue_configs" / "local-test.yaml"
 # Jobs that wait until they are released.
-LATER = '    job-extra-directives: ["--begin=now+1hour"]\n    signal-ahead:'
+LATER = '    job-extra-directives: ["--begin=now+1hour"]\n    retire-before:'
 
 
 def test_killed_with_its_watchdog_and_started_again_a_cluster_cancels_the_jobs_of_before(
     tmp_path: Path,
 ) -> None:
     name, text = tmp_path.name, LOCAL_TEST.read_text(encoding="utf-8")
-    (tmp_path / "mine.yaml").write_text(text.replace("    signal-ahead:", LATER), encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(text.replace("    retire-before:", LATER), encoding="utf-8")
     arguments = ("--config", "mine.yaml", "--name", name, "--minimum")
     with command(tmp_path, *arguments, 2) as running:
         running.says("  2 pending")

@@ -23,7 +23,7 @@ from dask_ferro.scheduler.plugin import part_of
 from tests.clusters import running
 from tests.waiting import BOUND_S
 
-WAYS = ("stock", "installed", "ff.bundled", "always")
+WAYS = ("stock", "installed", "ff.bundle_tasks", "always")
 
 
 def step(x: Any, *others: Any) -> Any:
@@ -154,17 +154,17 @@ def run_all(client: Client, way: str, folder: Path) -> dict[str, object]:
     outcomes = {}
     for name, behave in BEHAVIOURS.items():
         block: AbstractContextManager[None] = nullcontext()
-        if way in ("ff.bundled", "always"):
-            block = ff.bundled(client=client) if way == "ff.bundled" else block
+        if way in ("ff.bundle_tasks", "always"):
+            block = ff.bundle_tasks(client=client) if way == "ff.bundle_tasks" else block
             client.run_on_scheduler(teach)
         own = folder / name.replace(" ", "_")
         own.mkdir(parents=True)
         with block:
             outcomes[name] = behave(client, own)
-    with ff.bundled(client=client) if way == "ff.bundled" else nullcontext():
+    with ff.bundle_tasks(client=client) if way == "ff.bundle_tasks" else nullcontext():
         future = client.compute(chain(1))
         wait([future], timeout=BOUND_S)
-        assert bool(client.run_on_scheduler(count_bundles)) == (way in ("ff.bundled", "always"))
+        assert bool(client.run_on_scheduler(count_bundles)) == (way in ("ff.bundle_tasks", "always"))
     return outcomes
 
 

@@ -1,4 +1,4 @@
-"""`ff.bundled` and ``ff.install(client, bundles=True)`` on a cluster, and stock Dask beside it and afterwards."""
+"""`ff.bundle_tasks` and ``ff.install(client, bundles=True)`` on a cluster, and stock Dask beside it and afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from distributed import Actor, Client, Scheduler, Status, Worker, as_completed, get_worker, secede, wait
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.member import is_ours, pick, run_share
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -122,7 +122,7 @@ async def test_every_kind_of_graph_in_every_way(
     for number in range(2):
         await until_async(lambda: not scheduler.tasks, "the tasks before to be forgotten")
         held = None
-        with nullcontext() if way == "always" else ff.bundled(client=client):
+        with nullcontext() if way == "always" else ff.bundle_tasks(client=client):
             if way == "persisted":
                 held = client.persist(made)
                 future = client.compute(held)
@@ -150,7 +150,7 @@ async def test_the_second_run_is_bundled(client: Client, scheduler: Scheduler) -
 async def test_outside_of_a_block_nothing_is_bundled(client: Client, scheduler: Scheduler) -> None:
     await ff.install(client, bundles=False)
     await teach(scheduler, "inc")
-    with ff.bundled(client=client):
+    with ff.bundle_tasks(client=client):
         inside = client.compute(chain())
     outside = client.compute(chain())
     assert await client.gather([inside, outside]) == [20, 20]
@@ -300,7 +300,7 @@ async def test_stock_graphs_read_what_bundles_made(
     await ff.install(client, bundles=False)
     await teach(scheduler, "arange", "add", "sum", "inc")
     x = da.arange(200, chunks=10) + 1
-    with ff.bundled(client=client):
+    with ff.bundle_tasks(client=client):
         y = client.persist(x)
     await wait(y, timeout=BOUND_S)
     with caplog.at_level(logging.WARNING):
@@ -321,7 +321,7 @@ async def test_bundles_read_what_stock_made(
     x = da.arange(200, chunks=10) + 1
     y = client.persist(x)
     await wait(y, timeout=BOUND_S)
-    with caplog.at_level(logging.WARNING), ff.bundled(client=client):
+    with caplog.at_level(logging.WARNING), ff.bundle_tasks(client=client):
         assert await client.compute((x + 1).sum()) == 20_300
     assert "different `run_spec`" not in caplog.text
 
@@ -396,12 +396,12 @@ def test_worker_processes_tell_what_tasks_in_bundles_take(client: Client) -> Non
         return plugin_of(dask_scheduler).costs.of("inc-1").seconds  # type: ignore[union-attr]
 
     def is_learned() -> bool:
-        with ff.bundled(client=client):
+        with ff.bundle_tasks(client=client):
             assert client.compute(chain(50)).result(timeout=BOUND_S) == 50
         return client.run_on_scheduler(known) < 1.0
 
     try:
-        with ff.bundled(client=client):
+        with ff.bundle_tasks(client=client):
             client.run_on_scheduler(learn)
         until(is_learned, "what tasks in bundles take", every=0.25)
     finally:
@@ -470,7 +470,7 @@ async def test_what_two_collections_share_is_computed_once(client: Client) -> No
     drawn = dask.delayed(np.random.default_rng().random, pure=False)()
     for _ in range(2):
         ends = [dask.delayed(inc, pure=False)(drawn) for _ in range(2)]
-        with ff.bundled(client=client):
+        with ff.bundle_tasks(client=client):
             first, second = await client.gather(client.compute(ends))
         assert first == second
 
@@ -486,7 +486,7 @@ async def test_the_plugin_stays_for_the_other_client(client: Client, scheduler: 
         assert future.key in bundles_of(scheduler)
         # A block is its client's.
         await ff.install(other, bundles=False)
-        with ff.bundled(client=client):
+        with ff.bundle_tasks(client=client):
             plain = other.compute(chain())
         assert await plain == 20
         assert plain.key not in bundles_of(scheduler)
@@ -562,15 +562,15 @@ async def test_a_graph_that_cannot_be_bundled_runs_as_it_is(
 
 
 def test_a_block_needs_a_client() -> None:
-    with pytest.raises(ConfigError, match="there is no client"), ff.bundled():
+    with pytest.raises(InputError, match="there is no client"), ff.bundle_tasks():
         raise AssertionError
 
 
 @on_cluster(workers=1)
 async def test_an_asynchronous_client_is_told_first(client: Client) -> None:
     with (
-        pytest.raises(ConfigError, match=r"await ff\.install\(client, bundles=False\)"),
-        ff.bundled(client=client),
+        pytest.raises(InputError, match=r"await ff\.install\(client, bundles=False\)"),
+        ff.bundle_tasks(client=client),
     ):
         raise AssertionError
 
@@ -578,5 +578,5 @@ async def test_an_asynchronous_client_is_told_first(client: Client) -> None:
 @pytest.mark.parametrize("wrong", [1, "yes", []])
 @on_cluster(workers=1)
 async def test_bundles_is_true_or_false(client: Client, wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="wanted True, False or None"):
+    with pytest.raises(InputError, match="wanted True, False or None"):
         ff.install(client, bundles=wrong)

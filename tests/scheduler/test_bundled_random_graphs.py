@@ -84,7 +84,7 @@ async def compared(client: Client, scheduler: Scheduler, workers: list[Worker], 
     # To cancel a key is to cancel those that need it, too: another graph is cancelled.
     second = renamed(graph, "again") if how == "cancel" else graph
     others = list(second)[-3:] if how == "cancel" else wanted[:2] if how == "overlap" else []
-    with ff.bundled(client=client), dask.annotate(retries=retries_of):
+    with ff.bundle_tasks(client=client), dask.annotate(retries=retries_of):
         futures = client.get(graph, wanted, sync=False, **options)
         more = client.get(second, others, sync=False) if others else []
     own = {*graph, *others}

@@ -29,11 +29,11 @@ def test_the_current_client_is_the_default() -> None:
 
 @pytest.mark.parametrize("function", [ff.install, ff.uninstall])
 def test_without_a_client_is_an_error(function) -> None:
-    with pytest.raises(ff.ConfigError, match="there is no client; create one first"):
+    with pytest.raises(ff.InputError, match="there is no client; create one first"):
         function()
 
 
 @pytest.mark.parametrize("function", [ff.install, ff.uninstall])
 def test_what_is_no_client_is_named(function) -> None:
-    with pytest.raises(ff.ConfigError, match=r"got str, wanted a distributed\.Client"):
+    with pytest.raises(ff.InputError, match=r"got str, wanted a distributed\.Client"):
         function("tcp://127.0.0.1:8786")

@@ -22,11 +22,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.estimates import Estimate
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.scheduler import calibration
-from dask_ferro.scheduler.annotations import NOTHING, Prefer, Require, Wish, estimate_of, wish_of
+from dask_ferro.scheduler.annotations import (
+    NOTHING,
+    Wish,
+    estimate_of,
+    prefer_device,
+    require_device,
+    wish_of,
+)
 from dask_ferro.scheduler.stealing import Stealing
 from dask_ferro.scheduler.worker_plugin import METRIC
 from tests import clusters
@@ -100,11 +107,11 @@ def test_whatever_a_user_annotates_says_something_or_nothing(annotation: dict[st
 
 
 def test_affinities_nest_and_keep_what_stands_around() -> None:
-    with dask.annotate(ferro={"seconds": 0.1}), Prefer("gpu"):
+    with dask.annotate(ferro={"seconds": 0.1}), prefer_device("gpu"):
         assert dask.get_annotations()["ferro"] == {"seconds": 0.1, "prefer": "gpu"}
-        with Require("cpu"):
+        with require_device("cpu"):
             assert wish_of(dask.get_annotations()) == Wish("cpu")
-        with Require("cpu", signal="in*"), Prefer("gpu", signal="input"):
+        with require_device("cpu", region="in*"), prefer_device("gpu", region="input"):
             assert dask.get_annotations()["ferro"]["signals"] == (
                 ("input", "prefer", "gpu"),
                 ("in*", "require", "cpu"),
@@ -116,21 +123,27 @@ def test_affinities_nest_and_keep_what_stands_around() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        pytest.param(lambda: Prefer("tpu"), "Prefer: got 'tpu', wanted one of cpu, gpu", id="another device"),
-        pytest.param(lambda: Require("gpu", signal=""), "wanted a pattern of regions", id="no pattern"),
+        pytest.param(
+            lambda: prefer_device("tpu"),
+            "prefer_device: got 'tpu', wanted one of cpu, gpu",
+            id="another device",
+        ),
+        pytest.param(
+            lambda: require_device("gpu", region=""), "wanted a pattern of regions", id="no pattern"
+        ),
     ],
 )
 def test_an_affinity_is_refused_for(make: Callable[[], Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(InputError, match=told):
         make()
 
 
 def test_an_affinity_inside_of_a_function_says_why_not() -> None:
     with (
         dask.annotate(ferro={"x": {"seconds": 1.0}}.get),
-        pytest.raises(ConfigError, match="which is not a mapping; use a mapping there"),
+        pytest.raises(InputError, match="which is not a mapping; use a mapping there"),
     ):
-        assert Prefer("gpu").annotations
+        assert prefer_device("gpu").annotations
 
 
 # ---- a scheduler with declared devices ---------------------------------------------------------------------
@@ -227,7 +240,7 @@ async def test_what_workers_say_of_their_devices_reaches_the_ledger(s: Site) -> 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @on_site(CPU, CPU, GPU)
 async def test_required_tasks_run_on_their_class_alone(s: Site, device: str) -> None:
-    with Require(device):
+    with require_device(device):
         futures = s.client.map(compute, [0.001] * 60, [8] * 60, pure=False)
     await s.gather(futures)
     assert {name.partition("-")[0] for name in s.ran()} == {device}
@@ -235,7 +248,7 @@ async def test_required_tasks_run_on_their_class_alone(s: Site, device: str) -> 
 
 @on_site(CPU)
 async def test_a_required_class_that_is_not_there_is_waited_for(s: Site) -> None:
-    with Require("gpu"):
+    with require_device("gpu"):
         futures = s.client.map(compute, [0.001] * 5, [8] * 5, pure=False)
     await until_async(lambda: len(s.scheduler.unrunnable) == 5, "five tasks without a worker")
     await s.gather([s.client.submit(compute, 0.001, 8, pure=False)])  # others pass
@@ -249,7 +262,7 @@ async def test_a_required_class_that_is_not_there_is_waited_for(s: Site) -> None
 async def test_who_requires_a_class_that_is_not_there_fails_after_dasks_timeout_where_one_is_set(
     s: Site,
 ) -> None:
-    with Require("gpu"):
+    with require_device("gpu"):
         future = s.client.submit(compute, 0.001, 8, pure=False)
     await until_async(lambda: len(s.scheduler.unrunnable) == 1, "one task without a worker")
     s.scheduler.no_workers_timeout = 0.2  # ten ticks of ours
@@ -259,7 +272,7 @@ async def test_who_requires_a_class_that_is_not_there_fails_after_dasks_timeout_
 
 @on_site(CPU, DeclaredDevice("gpu", 0.5))
 async def test_a_preference_holds_where_both_are_free(s: Site) -> None:
-    rules = Prefer("gpu", signal="encoder*").annotations["ferro"]
+    rules = prefer_device("gpu", region="encoder*").annotations["ferro"]
     with dask.annotate(ferro={**rules, "region": "encoder/1", "seconds": 0.01}):
         await s.gather([s.client.submit(compute, 0.01, 8, pure=False)])
     assert s.ran() == {"gpu-1"}
@@ -269,7 +282,7 @@ async def test_a_preference_holds_where_both_are_free(s: Site) -> None:
 async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
     """Nothing is known of them before, and nothing of them is queued; a kernel that does not fit is an error."""
     start = s.client.submit(compute, 0.0, 8, key="start-0")
-    with Require("gpu"):
+    with require_device("gpu"):
         loaded = [s.client.submit(compute, 0.02, MB, start, key=f"load-{n}") for n in range(40)]
         worked = [s.client.submit(compute, 0.02, MB, one, key=f"work-{n}") for n, one in enumerate(loaded)]
         summed = [s.client.submit(compute, 0.02, 8, one, key=f"sum-{n}") for n, one in enumerate(worked)]
@@ -331,7 +344,7 @@ def test_one_gpu_and_four_cpus_share_the_work(heterogeneous: Any) -> None:
     with heterogeneous.cluster() as client:
         heterogeneous.take_over(client, "ferro")
         heterogeneous.workload_kernels.run(client, graph, kernel="declared")  # learns what tasks take
-        with ff.trace(client) as traced:
+        with ff.profile(client) as traced:
             heterogeneous.workload_kernels.run(client, graph, kernel="declared")
         names = {worker: told["name"] for worker, told in client.scheduler_info()["workers"].items()}
     ran = Counter(names[span.worker] for span in traced.trace.spans if span.kind == "compute")

@@ -428,7 +428,7 @@ def test_results_of_flows_outlive_the_installation() -> None:
 
 
 def nested(*values: int) -> int:
-    with worker_client() as client, ff.bundled(client=client):
+    with worker_client() as client, ff.bundle_tasks(client=client):
         graph, keys = stencil(steps=20)
         assert client.gather(client.get(graph, keys, sync=False)) == list(get_sync(graph, keys))
     return 1 + sum(values)

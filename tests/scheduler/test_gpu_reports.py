@@ -20,7 +20,7 @@ from dask_ferro.engines.device import residency
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.lower.worker.task import use_device
 from dask_ferro.scheduler import calibration
-from dask_ferro.scheduler.annotations import Require
+from dask_ferro.scheduler.annotations import require_device
 from dask_ferro.scheduler.worker_plugin import METRIC
 from tests.fake_gpu import GB, FakeCupy
 from tests.scheduler.test_devices import CPU, MB, Site, on_site, site
@@ -116,7 +116,7 @@ async def test_a_warm_device_has_room_where_its_caches_are() -> None:
     total = 10 * MB
     async with site(CPU, DeclaredDevice("gpu", 20.0, total=total, cached=8 * MB)) as s:
         gpu = s.workers[1]
-        with Require("gpu"):
+        with require_device("gpu"):
             kept = s.client.submit(compute, 0.0, MB, key="kept")
             await s.gather([kept])
         await gpu.heartbeat()
@@ -137,7 +137,7 @@ async def test_two_models_of_gpus_are_two_classes_of_one_kind() -> None:
         assert s.ledger.rows[s.workers[1].address].device == "gpu"
         speeds = s.ledger.durations.speeds
         assert speeds["gpu"].flops / speeds[other].flops == 4.0
-        with Require("gpu"):
+        with require_device("gpu"):
             futures = s.client.map(compute, [0.4] * 30, [8] * 30, pure=False)
         await s.gather(futures)
         assert {"gpu-1", "slow"} == s.ran()

@@ -1,4 +1,6 @@
-"""A worker that hangs holds up no `ff.install`, `ff.uninstall`, `ff.trace`: it is named, and set up when it is back."""
+"""A worker that hangs holds up no `ff.install`, `ff.uninstall`, `ff.profile`: it is named, and set up when it is
+back.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.cluster
 # Far more than a bounded call takes, and far less than the stopped worker stays stopped.
 WAITS = 60.0
 # A model of two ops.
-SLEEPS = ff.workloads.build("wide", branches=1, length=2)
+SLEEPS = ff.testing.build("wide", branches=1, length=2)
 
 
 def plugins(dask_worker):
@@ -47,7 +49,7 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
         hung, well = sorted(pids)
         with stopped(pids[hung]):
             with pytest.warns(RuntimeWarning, match=rf"ff\.install: {hung} did not answer within 1 s"):
-                bounded(ff.install, client, answer=1.0)
+                bounded(ff.install, client, timeout=1.0)
             assert client.submit(int, 3, workers=[well]).result(timeout=WAITS) == 3
             until(
                 lambda: client.run(plugins, workers=[well]) == {well: ["ferro-worker"]},
@@ -61,7 +63,7 @@ def test_install_and_uninstall_are_bounded_and_name_the_worker_that_hangs():
             with pytest.warns(RuntimeWarning, match=rf"ff\.uninstall: {hung} did not answer within 1 s"):
                 bounded(ff.uninstall, client)
             with pytest.warns(RuntimeWarning, match=hung):  # and again, behind what is still on its way
-                bounded(ff.install, client, answer=1.0)
+                bounded(ff.install, client, timeout=1.0)
             with pytest.warns(RuntimeWarning, match=hung):
                 bounded(ff.uninstall, client)
         until(lambda: not any(client.run(plugins).values()), "the end of all plugins")
@@ -88,7 +90,7 @@ def warmed():
     with running(2) as client:
         pids = client.run(os.getpid)
         client.run(imported)  # what took seconds
-        ff.install(client, answer=2.0)
+        ff.install(client, timeout=2.0)
         for worker in pids:
             sleeps(worker, 0)
         yield client, pids, *sorted(pids)
@@ -96,15 +98,15 @@ def warmed():
 
 def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
     with warmed() as (client, pids, hung, well):
-        recording = ff.trace(client, ops=True)
+        recording = ff.profile(client, ops=True)
         with stopped(pids[hung]):
             with pytest.warns(
-                RuntimeWarning, match=rf"ff\.trace: {hung} did not .* within 2 s .*from when it"
+                RuntimeWarning, match=rf"ff\.profile: {hung} did not .* within 2 s .*from when it"
             ):
                 bounded(recording.__enter__)
             bounded(sleeps, well, 1)
             with pytest.warns(
-                RuntimeWarning, match=rf"ff\.trace: {hung} did not .* within 2 s .*not in the trace"
+                RuntimeWarning, match=rf"ff\.profile: {hung} did not .* within 2 s .*not in the trace"
             ):
                 bounded(recording.__exit__, None, None, None)
         assert [(op.worker, op.prefix) for op in recording.trace.of("op")] == [(well, "Sleep")] * 2
@@ -114,15 +116,15 @@ def test_a_trace_of_ops_is_bounded_and_names_the_worker_that_hangs():
 
 def test_a_worker_that_hangs_within_the_block_holds_up_no_trace_and_the_next_one_has_its_ops():
     with warmed() as (client, pids, hung, well):
-        recording = ff.trace(client, ops=True)
+        recording = ff.profile(client, ops=True)
         recording.__enter__()
         sleeps(hung, 1)
         sleeps(well, 2)
-        with stopped(pids[hung]), pytest.warns(RuntimeWarning, match=rf"ff\.trace: {hung} did not"):
+        with stopped(pids[hung]), pytest.warns(RuntimeWarning, match=rf"ff\.profile: {hung} did not"):
             bounded(recording.__exit__, None, None, None)
         assert {op.worker for op in recording.trace.of("op")} == {well}
         until(lambda: all(names == ["ferro-worker"] for names in client.run(plugins).values()), NONE_RECORDS)
-        with ff.trace(client, ops=True) as again:
+        with ff.profile(client, ops=True) as again:
             sleeps(hung, 3)
         assert {op.worker for op in again.trace.of("op")} == {hung}
         assert "workers_without_ops" not in again.trace.counts
@@ -167,5 +169,5 @@ def test_what_workers_see_is_not_asked_for_longer_than_that():
         pids = client.run(os.getpid)
         assert set(ask_workers(client, os.path.exists, __file__).values()) == {True}
         hung = min(pids)
-        with stopped(pids[hung]), dask.config.set({"ferro.scheduler.answer": "1s"}):
+        with stopped(pids[hung]), dask.config.set({"ferro.scheduler.timeout": "1s"}):
             assert bounded(ask_workers, client, os.path.exists, __file__) == {}

@@ -186,7 +186,7 @@ def test_a_worker_computes_on_its_device_and_tells_of_it(kind: str) -> None:
     with workers(kind, threads=2) as client:
         ff.install(client)
         here = address(client, "device")
-        got = ff.from_onnx(model, granularity="op", batch=side)(x)
+        got = ff.from_onnx(model, granularity="op", batch_size=side)(x)
         with dask.annotate(workers=[here], allow_other_workers=False):
             result = client.compute(got, workers=[here], allow_other_workers=False).result(timeout=60)
         np.testing.assert_allclose(result, reference(model, x), rtol=2e-3, atol=1e-3)

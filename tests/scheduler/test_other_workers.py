@@ -99,8 +99,10 @@ def result(where: str, kind: str, call: Callable[[], object]) -> str:
     """Return a call's result as text; "refused" if its error names the worker, what it has and the remedy."""
     try:
         return str(call())
-    except (ff.ConfigError, ImportError) as error:
-        sentence = rf"{where}.*: dask_ferro: got {GOT[kind]}, wanted .*pip install dask-ferro==.*ff\.check"
+    except (ff.InputError, ImportError) as error:
+        sentence = (
+            rf"{where}.*: dask_ferro: got {GOT[kind]}, wanted .*pip install dask-ferro==.*ff\.check_cluster"
+        )
         return "refused" if re.search(sentence, str(error)) else str(error)
 
 
@@ -125,7 +127,7 @@ def joined(client: Client, folder: Path, join: str, stack: ExitStack) -> dict[st
         with ThreadPoolExecutor(1) as pool:
             with started(client, folder, "hangs", "held"):
                 until(lambda: "held" in client.run_on_scheduler(names), "the worker that install waits for")
-                installing = pool.submit(ff.install, client, answer=20.0)  # one of them never answers
+                installing = pool.submit(ff.install, client, timeout=20.0)  # one of them never answers
                 until(lambda: "ferro-worker" in client.cluster.scheduler.worker_plugins, "the worker plugin")
                 processes = start()
             installing.result(timeout=BOUND_S)
@@ -156,7 +158,7 @@ def rows(request, tmp_path_factory) -> Iterator[Rows]:
         return lambda: client.submit(abs, -3, workers=[where], pure=False).result(BOUND_S)
 
     # On a busy machine the sound worker may need more than the 15 s after which its cluster would end it.
-    config = {"ferro.scheduler.answer": "2s", "distributed.deploy.lost-worker-timeout": "300s"}
+    config = {"ferro.scheduler.timeout": "2s", "distributed.deploy.lost-worker-timeout": "300s"}
     with ExitStack() as stack, warnings.catch_warnings(), dask.config.set(config):
         warnings.simplefilter("ignore")
         client = stack.enter_context(running(1))
@@ -165,7 +167,7 @@ def rows(request, tmp_path_factory) -> Iterator[Rows]:
         found["dies"]["status"] = str(ended(processes["dies"]))
         until(lambda: "dies" not in client.run_on_scheduler(names), "the end of its connection")
         at = client.run_on_scheduler(names)
-        check = ff.check(client, answer=5.0)
+        check = ff.check_cluster(client, timeout=5.0)
         for kind in KINDS:
             blamed = [one for one in check.findings if one.severity == "error" and at.get(kind) in one.where]
             found[kind]["check"] = ", ".join(one.what for one in blamed)

@@ -17,9 +17,7 @@ WRONG = {"ferro.scheduler.stealing": "foo"}
 
 def test_our_local_cluster_refuses_a_wrong_setting_before_it_starts():
     with dask.config.set(WRONG):
-        with pytest.raises(
-            ff.ConfigError, match=r"ferro.scheduler.stealing.*DASK_FERRO__SCHEDULER__STEALING"
-        ):
+        with pytest.raises(ff.InputError, match=r"ferro.scheduler.stealing.*DASK_FERRO__SCHEDULER__STEALING"):
             ff.LocalCluster(processes=False, n_workers=0, dashboard_address=":0")
         preloads = {"preload": []}  # the caller's own: then no setting applies
         with ff.LocalCluster(
@@ -37,7 +35,7 @@ def test_a_preload_with_a_wrong_setting_ends_the_scheduler():
 
     with dask.config.set(WRONG), pytest.raises(RuntimeError, match="failed to start") as failed:
         asyncio.run(run())
-    assert isinstance(failed.value.__cause__, ff.ConfigError)
+    assert isinstance(failed.value.__cause__, ff.InputError)
 
 
 def test_dask_scheduler_ends_by_itself_and_says_why():

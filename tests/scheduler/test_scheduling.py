@@ -21,7 +21,7 @@ from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
 from dask_ferro.elastic.scheduler_rpc import Roster
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.scheduler import reach, upstream
 from dask_ferro.scheduler.plugin import FerroScheduler, part_of, plugin_of, put_on, take_off
 from dask_ferro.scheduler.scheduling import Scheduling
@@ -96,7 +96,7 @@ async def test_no_plugin_lives_on_after_it_was_replaced_or_removed(client, sched
     """Dask keeps each handler that a client has called, with the object that it is a method of."""
     gone = [weakref.ref(part_of(scheduler, Roster))]
     for answer in (1, 2, 3):
-        await ff.install(client, bundles=True, answer=answer)
+        await ff.install(client, bundles=True, timeout=answer)
         await client.gather(client.map(abs, range(8), pure=False))
         await client.scheduler.ferro_roster()
         plugin = plugin_of(scheduler)
@@ -137,7 +137,7 @@ async def test_install_and_uninstall_in_the_middle_of_work_lose_nothing(client, 
 @on_cluster()
 async def test_clients_that_install_and_uninstall_at_once_leave_one_stealer(client, scheduler):
     async with Client(scheduler.address, asynchronous=True) as other:
-        await asyncio.gather(ff.install(client, answer=1), ff.install(other, answer=3))
+        await asyncio.gather(ff.install(client, timeout=1), ff.install(other, timeout=3))
         stealing = scheduler.extensions["stealing"]
         assert isinstance(stealing, Stealing)
         assert [p for p in scheduler.plugins.values() if isinstance(p, WorkStealing)] == []
@@ -239,11 +239,11 @@ async def test_resource_accounting_stays_exact_through_moves(client, scheduler):
 
 
 def test_an_option_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigError, match="unknown tresh"):
+    with pytest.raises(InputError, match="unknown tresh"):
         Settings.configured(tresh=1)
-    with pytest.raises(ConfigError, match="answer='x'"):
-        Settings.configured(answer="x")
-    with pytest.raises(ConfigError, match=r"wanted a distributed\.Client"):
+    with pytest.raises(InputError, match="timeout='x'"):
+        Settings.configured(timeout="x")
+    with pytest.raises(InputError, match=r"wanted a distributed\.Client"):
         ff.install("tcp://localhost:8786")
 
 

@@ -104,7 +104,7 @@ def test_calls_of_a_model_do_not_wait_for_a_task_that_sleeps():
         blocker = client.submit(_block, "sleeps", key="sleeps")
         try:
             for call in range(4):
-                got = client.compute(net(x, batch=20)).result(timeout=SOON)
+                got = client.compute(net(x, batch_size=20)).result(timeout=SOON)
                 assert np.allclose(got, want, atol=1e-4), f"call {call}"
                 assert blocker.status == "pending"
         finally:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulated import generators
 from simulated.generators import NAMES, build
 
-from dask_ferro.errors import ConfigError
-from dask_ferro.graph import workloads as models
+from dask_ferro import testing as models
+from dask_ferro.errors import InputError
 
 # Their work is worth 1 to 4 s on 8 threads; ferroflow's are as published, scale-up and straggler for more threads.
 PUBLISHED = ("wide", "large-wide", "xlarge-wide", "imbalanced")
@@ -141,7 +141,7 @@ def test_an_annotated_graph_says_how_long_its_tasks_take():
     ids=["a name that is none", "a parameter that is none"],
 )
 def test_what_is_not_there_is_refused_with_what_is(name, params, told):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(InputError) as refused:
         build(name, **params)
     assert told in str(refused.value)
 

@@ -13,7 +13,7 @@ from simulated.pipeline import StageSeconds, bubbles, peaks, simulate
 
 from dask_ferro.graph.pipeline.action import Action
 from dask_ferro.graph.pipeline.named import NAMES
-from dask_ferro.graph.pipeline.named import schedule as named_schedule
+from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.trace import Trace

@@ -35,7 +35,7 @@ def test_failures_close_a_pool(ends: str, most: int | None, closes: bool) -> Non
 def test_a_cluster_is_refused_whose_configuration_has_no_limit_of_failures() -> None:
     with (
         dask.config.set({"ferro.elastic.failures": 0}),
-        pytest.raises(ff.ConfigError, match=r"ferro\.elastic\.failures: got .*, wanted"),
+        pytest.raises(ff.InputError, match=r"ferro\.elastic\.failures: got .*, wanted"),
     ):
         ff.SLURMCluster(**SHAPE)
 

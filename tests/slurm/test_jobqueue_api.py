@@ -163,7 +163,7 @@ def test_workers_are_named_after_the_cluster_where_it_has_a_name() -> None:
 
 @pytest.mark.parametrize("name", ['a"b', "run-$SLURM_JOB_ID", "a`id`", "a\\", "a\nb", "", " ", 1.5, True])
 def test_a_name_that_cannot_stand_in_a_script_is_refused(name: object) -> None:
-    with pytest.raises(ff.ConfigError, match=r"ff\.SLURMCluster: name: got"):
+    with pytest.raises(ff.InputError, match=r"ff\.SLURMCluster: name: got"):
         ff.SLURMCluster(**SHAPE, name=name)
 
 
@@ -194,9 +194,9 @@ def test_temporary_certificates_are_put_where_the_workers_find_them(tmp_path) ->
         pytest.param({"wrong_parameter": "x"}, "unknown wrong_parameter; wanted some of account, ", id="a strange one"),
         pytest.param({"pools": {"gpu": {"quue": "g"}}}, r"pool 'gpu': unknown quue; .*mean queue", id="a pool's"),
         pytest.param({"pools": {"gpu": {"job_name": "g"}}}, r"pool 'gpu': unknown job_name; wanted", id="one name"),
-        pytest.param({"signal_ahead": "soon"}, "got signal_ahead='soon', wanted a duration such as", id="no time"),
-        pytest.param({"patience": 3}, "got patience=3, wanted a mapping of names to values", id="one patience"),
-        pytest.param({"patience": {"boots": 1}}, "patience: unknown boots; .*did you mean boot", id="patience's"),
+        pytest.param({"retire_before": "soon"}, "got retire_before='soon', wanted a duration such as", id="no time"),
+        pytest.param({"timeouts": 3}, "got timeouts=3, wanted a mapping of names to values", id="one patience"),
+        pytest.param({"timeouts": {"boots": 1}}, "timeouts: unknown boots; .*did you mean boot", id="patience's"),
         pytest.param({"pools": {"gpu": {"cots": 1}}}, r"pool 'gpu': unknown cots; .*did you mean cost", id="a price"),
         pytest.param({"config_name": "nosuch"}, "configuration has no jobqueue.nosuch", id="no such section"),
         pytest.param({"cores": "4"}, r"got cores='4', wanted a whole number", id="cores as text"),
@@ -208,7 +208,7 @@ def test_temporary_certificates_are_put_where_the_workers_find_them(tmp_path) ->
     ],
 )  # fmt: skip
 def test_an_error_names_the_class_and_the_arguments_that_were_written(options, said) -> None:
-    with pytest.raises(ff.ConfigError, match=said) as caught:
+    with pytest.raises(ff.InputError, match=said) as caught:
         ff.SLURMCluster(**(SHAPE | options))
     assert str(caught.value).startswith("ff.SLURMCluster: ")
     assert "WorkerCluster" not in str(caught.value)
@@ -298,7 +298,7 @@ def test_adapt_has_its_units(cluster, call, bounds) -> None:
 )
 def test_scale_refuses_what_is_no_number_and_changes_nothing(cluster, call, said) -> None:
     cluster.scale(2)
-    with pytest.raises(ff.ConfigError, match=f"cluster.scale: {said}"):
+    with pytest.raises(ff.InputError, match=f"cluster.scale: {said}"):
         cluster.scale(**call)
     assert cluster._adaptive.maximum == 2
 

@@ -82,10 +82,10 @@ def test_a_pool_is_closed_once_and_opens_by_itself() -> None:
 
 @pytest.mark.parametrize("name", ["a,b", "two words", "a;b", "-n", "", "$(id)", "a\n", "ä"])
 def test_a_name_that_slurms_commands_take_apart_is_refused(name: str) -> None:
-    with pytest.raises(ff.ConfigError, match=r"job_name: got .*, wanted letters, digits"):
+    with pytest.raises(ff.InputError, match=r"job_name: got .*, wanted letters, digits"):
         checked_name(name)
 
 
 def test_a_cluster_is_refused_by_its_jobs_name_before_it_starts_anything() -> None:
-    with pytest.raises(ff.ConfigError, match=r"ff\.SLURMCluster: job_name: got 'a,b', wanted letters"):
+    with pytest.raises(ff.InputError, match=r"ff\.SLURMCluster: job_name: got 'a,b', wanted letters"):
         SLURMCluster(job_name="a,b", **SHAPE)

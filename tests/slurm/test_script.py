@@ -51,7 +51,7 @@ def test_the_script_names_all_that_a_worker_is_told():
         pytest.param({"nanny": False}, "--preload dask_ferro.slurm.job_preload", "--preload-nanny",
             id="without a nanny"),
         pytest.param({"worker_command": "dask_cuda.cli"}, "dask_cuda.cli", "--preload", id="another worker command"),
-        pytest.param({"signal_ahead": 0}, "trap", "--signal", id="no signal"),
+        pytest.param({"retire_before": 0}, "trap", "--signal", id="no signal"),
         pytest.param({"walltime": "2"}, "--signal=B:USR1@30", "USR1@60", id="a quarter of a short walltime"),
         pytest.param({"job_extra_directives": ["--signal=B:USR1@200"]}, "FERRO_JOB_NOTICE=200", "USR1@60",
             id="the user's signal"),
@@ -249,12 +249,12 @@ def test_a_pool_replaces_what_it_names_and_keeps_the_rest():
     ],
 )  # fmt: skip
 def test_a_pool_with_a_wrong_value_names_it(overrides, said):
-    with pytest.raises(ff.ConfigError, match=said):
+    with pytest.raises(ff.InputError, match=said):
         pool(**overrides)
 
 
 def test_a_pool_says_by_itself_that_its_jobs_may_be_preempted_and_in_what_words_it_likes():
-    spot = pool(preemptible=True, signal_ahead="90s", grace="auto")
+    spot = pool(preemptible=True, retire_before="90s", grace="auto")
     facts = spot.pool(now=0.0, trouble="")
     assert facts.preemptible
     assert "#SBATCH --signal=B:USR1@90" in spot.job.job_script()
@@ -267,7 +267,7 @@ def test_a_job_whose_workers_have_a_lifetime_lives_longer_by_their_start() -> No
 
 @pytest.mark.parametrize("name", ["gpu 1", "gpu-1", "", "a;b", 3])
 def test_a_pool_has_a_name_that_workers_can_have(name):
-    with pytest.raises(ff.ConfigError, match="wanted letters"):
+    with pytest.raises(ff.InputError, match="wanted letters"):
         ff.SLURMCluster(cores=1, memory="1GB", pools={name: {}})
 
 

@@ -1,4 +1,4 @@
-"""Runs of `ff.run` in processes that stop or die at a chosen step: every step at which they change a file.
+"""Runs of `ff.predict_files` in processes that stop or die at a chosen step: every step at which they change a file.
 
 A parent imports everything once, and forks a child for each run.  The child counts its own audit events (Python tells
 of each `open`, `rename`, `mkdir` and so on before it happens) and sends itself a signal at the one that is asked for.
@@ -57,7 +57,7 @@ def child(order: dict[str, Any]) -> None:
     if "steps" in order:
         count_down(order["steps"], order["signal"], os.getcwd())
     try:
-        summary = ff.run(*order["args"], **order["kwargs"])
+        summary = ff.predict_files(*order["args"], **order["kwargs"])
         said = {"computed": summary.chunks_computed, "reused": summary.chunks_reused}
     except Exception as error:  # noqa: BLE001 - the test looks at it
         said = {"error": type(error).__name__, "said": str(error)}

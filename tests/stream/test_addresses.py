@@ -1,4 +1,6 @@
-"""`ff.run` from and to addresses: S3's API, HTTP and memory; every format, changed sources, runs that die, secrets."""
+"""`ff.predict_files` from and to addresses: S3's API, HTTP and memory; every format, changed sources, runs that die,
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -136,10 +138,12 @@ def run(source: str, sink: Any, **options: Any) -> Any:
     """Run the model that fits a source, by its name."""
     if "images" in source:
         options |= {"preprocess": test_images.pixels}
-        return ff.run(test_images.model(), source, sink, **{"batch": 2} | options)
+        return ff.predict_files(test_images.model(), source, sink, **{"batch_size": 2} | options)
     if any(name in source for name in ("/t.", "/parts")):
-        return ff.run(by_columns(1), source, sink, **{"batch": BATCH, "keep": KEPT} | options)
-    return ff.run(mlp(), source, sink, **{"batch": BATCH} | options)
+        return ff.predict_files(
+            by_columns(1), source, sink, **{"batch_size": BATCH, "passthrough": KEPT} | options
+        )
+    return ff.predict_files(mlp(), source, sink, **{"batch_size": BATCH} | options)
 
 
 def same(folder: Path, source: str, sink: Path) -> None:
@@ -192,7 +196,7 @@ def test_a_source_that_changed_is_not_resumed(place: Place, source: str, tmp_pat
     sink = tmp_path / ("out.npy" if source in ARRAYS else "out.parquet")
     run(place / source, sink)
     place.changed(source)
-    with pytest.raises(ff.ConfigError, match=r"of another run: .* source of|the source changed"):
+    with pytest.raises(ff.InputError, match=r"of another run: .* source of|the source changed"):
         run(place / source, sink)
 
 
@@ -212,8 +216,8 @@ def test_a_source_that_changes_while_it_is_read_ends_the_run(
             place.changed(source)
 
     monkeypatch.setattr(files, "put", after_a_chunk)
-    with pytest.raises((ff.ConfigError, RuntimeError), match="changed while"):
-        run(place / source, sink, batch=5)
+    with pytest.raises((ff.InputError, RuntimeError), match="changed while"):
+        run(place / source, sink, batch_size=5)
     assert not sink.exists()
 
 
@@ -278,15 +282,18 @@ def test_a_sink_at_an_address_is_complete_and_replaced(
     assert {n for n in objects(store) if ".ferro-" in n} == {f"{name}.ferro-progress/run.json"}
     assert run(given, sink).chunks_computed == 0
 
-    with pytest.raises(ff.ConfigError, match=r"is of another run: .*batch \("):
-        run(given, sink, batch=3)
-    assert run(given, sink, batch=3, overwrite=True).chunks_computed > 1
+    with pytest.raises(ff.InputError, match=r"is of another run: .*batch \("):
+        run(given, sink, batch_size=3)
+    assert run(given, sink, batch_size=3, overwrite=True).chunks_computed > 1
     complete(source, sink, data, tmp_path)
 
     last = sink if name.endswith((".csv", ".npy")) else f"{sink}/{max(set(objects(sink)) - {'zarr.json'})}"
     files.put(last, b"other")
-    for options, said in (({"batch": 3}, "changed since"), ({"overwrite": True}, "it has changed since")):
-        with pytest.raises(ff.ConfigError, match=said):
+    for options, said in (
+        ({"batch_size": 3}, "changed since"),
+        ({"overwrite": True}, "it has changed since"),
+    ):
+        with pytest.raises(ff.InputError, match=said):
             run(given, sink, **options)
 
 
@@ -294,7 +301,7 @@ def test_what_ff_run_did_not_write_is_kept(store: str, data: Path) -> None:
     sink = f"{store}/out.parquet"
     files.put(f"{sink}/part-000000.parquet", b"theirs")
     for options in ({}, {"overwrite": True}):
-        with pytest.raises(ff.ConfigError, match="not, or not only, an output"):
+        with pytest.raises(ff.InputError, match="not, or not only, an output"):
             run(str(data / "x.npy"), sink, **options)
     assert objects(sink) == {"part-000000.parquet": b"theirs"}
 
@@ -347,10 +354,10 @@ def test_a_run_that_dies_at_any_step_resumes_and_shows_nothing_half_made(
     while died:
         sink = f"memory://dying/{replaces}/{step}/{name}"
         if replaces:
-            run(given, sink, batch=30)
+            run(given, sink, batch_size=30)
         life.seen = partial(whole_or_none, sink)
         life.left = step
-        with suppress(ff.ConfigError, RuntimeError, OSError):
+        with suppress(ff.InputError, RuntimeError, OSError):
             run(given, sink, overwrite=replaces)
         died, life.left = life.left == 0, 10**6
         summary = run(given, sink, overwrite=replaces)
@@ -372,10 +379,8 @@ def whole_or_none(sink: str) -> None:
 
 def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
     with held([f"{store}/a.zarr", f"{store}/b.zarr"]):
-        said = (
-            r"b.zarr' is being written by another ff.run: process \d+ on host.*remove '.*b.zarr.ferro-lock'"
-        )
-        with pytest.raises(ff.ConfigError, match=said), held([f"{store}/b.zarr"]):
+        said = r"b.zarr' is being written by another ff.predict_files: process \d+ on host.*remove '.*zarr.ferro-lock'"
+        with pytest.raises(ff.InputError, match=said), held([f"{store}/b.zarr"]):
             pass
         with held([f"{store}/c.zarr"]):
             pass
@@ -389,7 +394,7 @@ def test_a_lock_of_a_process_that_ended_is_taken_over_and_its_holder_finds_out(
     first.__enter__()
     monkeypatch.setattr("dask_ferro.stream.journal._is_alive", lambda pid: False)
     second.__enter__()
-    with pytest.raises(ff.ConfigError, match="was removed or replaced"):
+    with pytest.raises(ff.InputError, match="was removed or replaced"):
         first.check()
     first.__exit__()
     second.check()
@@ -397,7 +402,7 @@ def test_a_lock_of_a_process_that_ended_is_taken_over_and_its_holder_finds_out(
     assert objects(store) == {}
     files.put(first.path, b'{"host": "far", "pid": 7, "since": "2026-01-01"}')
     with pytest.raises(
-        ff.ConfigError, match=r"process 7 on host 'far', since 2026-01-01.*if that process has ended"
+        ff.InputError, match=r"process 7 on host 'far', since 2026-01-01.*if that process has ended"
     ):
         first.__enter__()
 
@@ -430,13 +435,13 @@ def test_workers_that_are_killed_between_two_addresses_lose_and_repeat_nothing(
 
         killer = threading.Thread(target=kill)
         killer.start()
-        summary = ff.run(slow(), given, sink, batch=3, client=client)
+        summary = ff.predict_files(slow(), given, sink, batch_size=3, client=client)
         ended(killer)
         assert not victims & set(client.run(os.getpid).values()), "no worker was killed in the middle"
     assert (summary.rows, summary.chunks_computed, summary.chunks_reused) == (ROWS, 20, 0)
     assert len(chunks_at(f"{store}/out")) == 20
     np.testing.assert_array_equal(read(content(sink, tmp_path)), np.maximum(X, 0))
-    assert ff.run(slow(), given, sink, batch=3).chunks_computed == 0
+    assert ff.predict_files(slow(), given, sink, batch_size=3).chunks_computed == 0
 
 
 # ---- what is refused, and what is never shown -------------------------------------------------------------
@@ -457,15 +462,15 @@ def test_workers_that_are_killed_between_two_addresses_lose_and_repeat_nothing(
     ],
 )
 def test_a_sink_that_is_refused(sink: str, words: str, data: Path) -> None:
-    with pytest.raises(ff.ConfigError, match=words) as error:
-        ff.run(mlp(), data / "x.npy", sink)
+    with pytest.raises(ff.InputError, match=words) as error:
+        ff.predict_files(mlp(), data / "x.npy", sink)
     assert "SECRET" not in str(error.value)
 
 
 def test_a_source_and_a_sink_may_not_overlap(store: str, data: Path) -> None:
     upload(data / "x.zarr", f"{store}/x.zarr")
-    with pytest.raises(ff.ConfigError, match="are the same"):
-        ff.run(mlp(), f"{store}/x.zarr", f"{store}/x.zarr")
+    with pytest.raises(ff.InputError, match="are the same"):
+        ff.predict_files(mlp(), f"{store}/x.zarr", f"{store}/x.zarr")
 
 
 ENDINGS = ["none.npy", "none.csv", "none.parquet", "none.zarr", "none.png", "t.csv/none", "x.npy/x"]
@@ -477,7 +482,7 @@ def test_an_error_of_a_source_has_no_secret(source: str, secret: str, data: Path
     for name in ("t.txt.npy", "t.txt.parquet", "t.txt.csv", "t.txt.png"):
         (tmp_path / name).write_bytes(b"\0no such format")
     options = {"preprocess": test_images.pixels} if source.endswith("png") else {}
-    with web(tmp_path) as address, pytest.raises(ff.ConfigError) as error:
+    with web(tmp_path) as address, pytest.raises(ff.InputError) as error:
         run(address.replace("//", "//me:SECRET@") + f"/{source}{secret}", tmp_path / "out.parquet", **options)
     assert source.split("/")[0] in str(error.value)
     assert "SECRET" not in str(error.value)
@@ -541,8 +546,8 @@ def test_an_error_is_told_without_secrets(address: str, text: str, wanted: str) 
 )
 def test_a_sink_with_a_password_is_refused(sink: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((3, 6), np.float32))
-    with pytest.raises(ff.ConfigError, match="has a user, a password or a query") as error:
-        ff.run(mlp(), tmp_path / "x.npy", sink)
+    with pytest.raises(ff.InputError, match="has a user, a password or a query") as error:
+        ff.predict_files(mlp(), tmp_path / "x.npy", sink)
     assert "SECRET" not in str(error.value)
 
 
@@ -613,8 +618,8 @@ UNREADABLE = [
 @pytest.mark.parametrize("source", UNREADABLE)
 def test_what_cannot_be_read_is_a_configuration_error(source: str, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    with pytest.raises(ff.ConfigError, match=r"cannot be read|does not exist") as error:
-        ff.run(mlp(), source, tmp_path / "y.npy")
+    with pytest.raises(ff.InputError, match=r"cannot be read|does not exist") as error:
+        ff.predict_files(mlp(), source, tmp_path / "y.npy")
     assert "SECRET" not in str(error.value)
 
 
@@ -643,12 +648,12 @@ def test_aliases_of_an_address_are_the_same(source: str, sink: str, same: bool) 
     if not same:
         check_places(sources, [place], f"{sink}.ferro-progress")
         return
-    with pytest.raises(ff.ConfigError, match="are the same"):
+    with pytest.raises(ff.InputError, match="are the same"):
         check_places(sources, [place], f"{sink}.ferro-progress")
 
 
 def test_a_number_sign_and_a_scheme_in_capitals_are_accepted(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((3, 6), np.float32))
     for sink in ("memory://signs/y#1.parquet", "MEMORY://signs/y#2.parquet"):
-        assert ff.run(mlp(), tmp_path / "x.npy", sink).rows == 3
+        assert ff.predict_files(mlp(), tmp_path / "x.npy", sink).rows == 3
     assert {name.partition("/")[0] for name in objects("memory://signs")} >= {"y#1.parquet", "y#2.parquet"}

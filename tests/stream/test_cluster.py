@@ -1,4 +1,4 @@
-"""`ff.run` on a real cluster: two worker processes, of which any, and the client, may be killed."""
+"""`ff.predict_files` on a real cluster: two worker processes, of which any, and the client, may be killed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def started(tmp_path, client, batch=15):
     (tmp_path / "m.onnx").write_bytes(slow(0.2).SerializeToString())
     body = """
         with distributed.Client(address):
-            ff.run("m.onnx", "x.npy", "y.npy", batch=batch)
+            ff.predict_files("m.onnx", "x.npy", "y.npy", batch_size=batch)
     """
     process = script(tmp_path, body, address=client.scheduler.address, batch=batch)
     return process, tmp_path / "y.npy.ferro-progress"
@@ -89,7 +89,7 @@ def test_from_anything_to_anything(client, tmp_path, source, sink):
     given = {"numpy": WIDE, "dask": da.from_array(WIDE, chunks=(9000, 3)) * 1}.get(
         source, tmp_path / f"x.{source}"
     )
-    summary = ff.run(mlp(), given, tmp_path / f"y.{sink}", batch=5000)
+    summary = ff.predict_files(mlp(), given, tmp_path / f"y.{sink}", batch_size=5000)
     assert (summary.rows, summary.chunks_computed) == (40_000, 8)
     read = np.load if sink == "npy" else lambda path: zarr.open_array(path, mode="r")[:]
     close(read(tmp_path / f"y.{sink}"), mlp_reference(WIDE))
@@ -103,14 +103,19 @@ def test_rows_of_frames_are_sent_with_their_chunks(client, tmp_path, library):
 
     frame = pd.DataFrame(X).add_prefix("c").assign(id=[f"row {k}" for k in range(len(X))])
     given = frame if library == "pandas" else dd.from_pandas(frame, npartitions=7)
-    assert ff.run(mlp(), given, tmp_path / "y.parquet", keep="id", batch=40).chunks_computed == 15
+    assert (
+        ff.predict_files(
+            mlp(), given, tmp_path / "y.parquet", passthrough="id", batch_size=40
+        ).chunks_computed
+        == 15
+    )
     read = pd.read_parquet(tmp_path / "y.parquet")
     assert read["id"].tolist() == frame["id"].tolist()
     close(read.drop(columns="id").to_numpy(), mlp_reference(X))
 
 
 def test_nothing_is_left_on_the_cluster(client, tmp_path):
-    ff.run(mlp(), WIDE, tmp_path / "y.npy", batch=5000)
+    ff.predict_files(mlp(), WIDE, tmp_path / "y.npy", batch_size=5000)
     until(lambda: not client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)), "no tasks")
 
 
@@ -125,7 +130,7 @@ def test_a_killed_client_and_nothing_is_computed_twice(client, tmp_path):
     process.communicate(timeout=BOUND_S)
     done = noted(journal)
     assert 10 <= done.total() < 40
-    summary = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.npy")
+    summary = ff.predict_files(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.npy")
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
     assert summary.chunks_computed + summary.chunks_reused == 40
     assert summary.chunks_reused >= done.total()
@@ -138,7 +143,7 @@ def test_everything_killed_at_once(tmp_path):
     body = """
         with ff.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
             with distributed.Client(cluster):
-                print(ff.run("m.onnx", "x.npy", "y.parquet", batch=15))
+                print(ff.predict_files("m.onnx", "x.npy", "y.parquet", batch_size=15))
     """
     process = script(tmp_path, body)
     journal = tmp_path / "y.parquet.ferro-progress"
@@ -148,10 +153,10 @@ def test_everything_killed_at_once(tmp_path):
     process.communicate(timeout=BOUND_S)
     done = noted(journal)
     assert set(done.values()) == {1}
-    summary = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.parquet")
+    summary = ff.predict_files(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.parquet")
     assert (summary.chunks_reused, summary.chunks_computed) == (len(done), 40 - len(done))
     copy = written("(float[N,6] y) => (float[N,6] z) { z = Identity (y) }")
-    ff.run(copy, tmp_path / "y.parquet", tmp_path / "z.npy")
+    ff.predict_files(copy, tmp_path / "y.parquet", tmp_path / "z.npy")
     close(np.load(tmp_path / "z.npy"), np.maximum(X, 0))
 
 
@@ -170,7 +175,7 @@ def test_a_killed_worker_costs_what_it_had_in_hand(client, tmp_path, source):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    summary = ff.run(slow(0.1), given, tmp_path / "y.npy", batch=3000)
+    summary = ff.predict_files(slow(0.1), given, tmp_path / "y.npy", batch_size=3000)
     ended(killer)
     assert (summary.chunks_computed, summary.chunks_reused) == (40, 0)
     close(np.load(tmp_path / "y.npy"), np.maximum(x, 0))
@@ -184,8 +189,8 @@ def test_an_interrupt_says_how_to_go_on(client, tmp_path):
     _, err = process.communicate(timeout=BOUND_S)
     assert "KeyboardInterrupt" in err
     assert "of 40 chunks are done" in err
-    assert "call ff.run as before to resume" in err
-    reused = ff.run(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.npy").chunks_reused
+    assert "call ff.predict_files as before to resume" in err
+    reused = ff.predict_files(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path / "y.npy").chunks_reused
     assert 4 <= reused < 40
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
 
@@ -204,12 +209,15 @@ def test_a_source_that_is_cut_short_ends_the_run_and_keeps_nothing(client, tmp_p
     cutter = threading.Thread(target=cut)
     cutter.start()
     with pytest.raises(
-        ff.ConfigError, match=r"source of 'x' changed while the run read it.*rows \d+ to \d+ failed"
+        ff.InputError, match=r"source of 'x' changed while the run read it.*rows \d+ to \d+ failed"
     ):
-        ff.run(slow(0.2), path, tmp_path / "y.npy", batch=15)
+        ff.predict_files(slow(0.2), path, tmp_path / "y.npy", batch_size=15)
     ended(cutter)
     np.save(path, X)
-    assert ff.run(slow(0.2), path, tmp_path / "y.npy", batch=15, overwrite=True).chunks_reused == 0
+    assert (
+        ff.predict_files(slow(0.2), path, tmp_path / "y.npy", batch_size=15, overwrite=True).chunks_reused
+        == 0
+    )
     close(np.load(tmp_path / "y.npy"), np.maximum(X, 0))
 
 
@@ -223,7 +231,7 @@ async def _asynchronous(client_of, work):
 @pytest.mark.parametrize("client_of", [lambda c: c, lambda c: None], ids=["given", "the current one"])
 def test_a_run_with_an_asynchronous_client_is_awaited(tmp_path, client_of):
     def work(client):
-        return ff.run(mlp(), X, tmp_path / "y.npy", batch=7, client=client)
+        return ff.predict_files(mlp(), X, tmp_path / "y.npy", batch_size=7, client=client)
 
     assert asyncio.run(_asynchronous(client_of, work)).rows == len(X)
     close(np.load(tmp_path / "y.npy"), mlp_reference(X))
@@ -231,13 +239,15 @@ def test_a_run_with_an_asynchronous_client_is_awaited(tmp_path, client_of):
 
 def test_an_awaited_run_stops_when_it_is_cancelled_and_resumes(tmp_path):
     async def cancelled(client):
-        run = asyncio.ensure_future(ff.run(slow(), X, tmp_path / "y.npy", batch=15, client=client))
+        run = asyncio.ensure_future(
+            ff.predict_files(slow(), X, tmp_path / "y.npy", batch_size=15, client=client)
+        )
         journal = tmp_path / "y.npy.ferro-progress"
         await until_async(lambda: done_in(journal), "a chunk that is done")
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-        return await ff.run(slow(), X, tmp_path / "y.npy", batch=15, client=client)
+        return await ff.predict_files(slow(), X, tmp_path / "y.npy", batch_size=15, client=client)
 
     summary = asyncio.run(_asynchronous(lambda c: c, cancelled))
     assert summary.chunks_reused >= 1
@@ -258,8 +268,8 @@ def test_what_the_workers_do_not_see(client, tmp_path, hidden):
         open("model/m.onnx", "wb").write(content)
         with distributed.Client(address):
             try:
-                print(ff.run("model/m.onnx", "source/x.npy", "sink/y.npy").rows)
-            except ff.ConfigError as error:
+                print(ff.predict_files("model/m.onnx", "source/x.npy", "sink/y.npy").rows)
+            except ff.InputError as error:
                 print(error)
     """
     values = {"hidden": hidden, "content": mlp().SerializeToString(), "address": client.scheduler.address}
@@ -291,9 +301,9 @@ def test_memory_is_that_of_a_few_chunks(client, tmp_path):
     body = """
         import resource
         with distributed.Client(address):
-            ff.run("m.onnx", np.zeros((9, 600), "f4"), "small.npy")
+            ff.predict_files("m.onnx", np.zeros((9, 600), "f4"), "small.npy")
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            ff.run("m.onnx", "x.npy", "y.npy", batch=5_000)
+            ff.predict_files("m.onnx", "x.npy", "y.npy", batch_size=5_000)
             print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     """
     client.run(

@@ -1,4 +1,4 @@
-"""What goes wrong around `ff.run`, for all sinks, begun in all ways, on threads and on a cluster."""
+"""What goes wrong around `ff.predict_files`, for all sinks, begun in all ways, on threads and on a cluster."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def running_beside(call):
     def run():
         try:
             call()
-        except (ff.ConfigError, RuntimeError) as error:
+        except (ff.InputError, RuntimeError) as error:
             failed.append(str(error))
 
     thread = threading.Thread(target=run)
@@ -122,9 +122,11 @@ def test_what_is_not_there_is_computed_and_no_more(request, where, sinks, begin,
     chosen = ff.from_onnx(diamond(), outputs=[name for name in diamond_reference(X) if name in wanted])
     source = through(gated, gate, X)
     if begin == "overwrite":
-        ff.run(chosen, X * 2, wanted, batch=BATCH, client=client)
+        ff.predict_files(chosen, X * 2, wanted, batch_size=BATCH, client=client)
     with pytest.raises(RuntimeError, match="rows 24 to 31 failed: ValueError: the gate is shut"):
-        ff.run(chosen, source, wanted, batch=BATCH, client=client, overwrite=begin == "overwrite")
+        ff.predict_files(
+            chosen, source, wanted, batch_size=BATCH, client=client, overwrite=begin == "overwrite"
+        )
     until(lambda: len(noted(journal)) >= 1, "a chunk that is done")
     if client is not None:
         until(lambda: not any(client.processing().values()), "no tasks")
@@ -145,16 +147,16 @@ def test_what_is_not_there_is_computed_and_no_more(request, where, sinks, begin,
         ]
         lost[0].unlink()
         cost = 1
-    summary = ff.run(chosen, source, wanted, batch=BATCH, client=client)
+    summary = ff.predict_files(chosen, source, wanted, batch_size=BATCH, client=client)
     assert (summary.chunks_reused, summary.chunks_computed) == (len(done) - cost, 5 - len(done) + cost)
-    ff.run(chosen, X, (whole := {n: f"whole.{p}" for n, p in wanted.items()}), batch=BATCH)
+    ff.predict_files(chosen, X, (whole := {n: f"whole.{p}" for n, p in wanted.items()}), batch_size=BATCH)
     for name, path in wanted.items():
         np.testing.assert_array_equal(read(path), read(whole[name]))
         close(read(path), diamond_reference(X)[name])
     left = {p.name for p in Path(".").iterdir() if not p.name.startswith("whole")}
     assert left == {"gate", journal, *wanted.values()}
     assert os.listdir(journal) == ["run.json"]
-    assert ff.run(chosen, source, wanted, batch=BATCH, client=client).chunks_computed == 0
+    assert ff.predict_files(chosen, source, wanted, batch_size=BATCH, client=client).chunks_computed == 0
 
 
 def damaged(path):
@@ -167,15 +169,15 @@ def damaged(path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_output_that_changed_is_refused_and_kept(kind):
-    ff.run(mlp(), SIX, f"y.{kind}", batch=BATCH)
+    ff.predict_files(mlp(), SIX, f"y.{kind}", batch_size=BATCH)
     damaged(Path(f"y.{kind}"))
     before = tree(".")
     for options, said in (
-        ({}, r"changed since ff\.run wrote it"),
+        ({}, r"changed since ff\.predict_files wrote it"),
         ({"overwrite": True}, "it has changed since"),
     ):
-        with pytest.raises(ff.ConfigError, match=said):
-            ff.run(mlp(), SIX, f"y.{kind}", batch=BATCH, **options)
+        with pytest.raises(ff.InputError, match=said):
+            ff.predict_files(mlp(), SIX, f"y.{kind}", batch_size=BATCH, **options)
         assert tree(".") == before
 
 
@@ -206,7 +208,7 @@ def test_a_source_that_changes_while_it_is_read(kind, order):
     """`m` waits at a gate: in the order xm, `x` is read by then, and only the end can tell; in mx a chunk does."""
     source = written(kind, SIX)
     given = {"x": source, "m": through(waiting, "gate", SIX, number=4)}
-    with running_beside(lambda: ff.run(sum_of(*order), given, "y.npy", batch=BATCH)) as failed:
+    with running_beside(lambda: ff.predict_files(sum_of(*order), given, "y.npy", batch_size=BATCH)) as failed:
         until(lambda: len(noted("y.npy.ferro-progress")) == 4, "four chunks")
         if kind == "numpy":
             source += 1
@@ -219,7 +221,7 @@ def test_a_source_that_changes_while_it_is_read(kind, order):
     assert order == "xm" or "changed while it was read" in failed[0]
     assert not os.path.exists("y.npy")
     given["x"] = written(kind, SIX + 2)
-    ff.run(sum_of(*order), given, "y.npy", batch=BATCH, overwrite=True)
+    ff.predict_files(sum_of(*order), given, "y.npy", batch_size=BATCH, overwrite=True)
     close(np.load("y.npy"), 2 * SIX + 2)
 
 
@@ -236,13 +238,15 @@ REPLACED = {
 def test_a_source_of_the_same_size_and_time_is_another_one(how):
     """Change time and inode tell."""
     written("npy", SIX)
-    ff.run(mlp(), "x.npy", "y.npy", batch=BATCH)
+    ff.predict_files(mlp(), "x.npy", "y.npy", batch_size=BATCH)
     old = os.stat("x.npy")
     REPLACED[how](old, Path("x.npy").read_bytes()[:-4] + b"\0\0\0\0")
     os.utime("x.npy", ns=(old.st_atime_ns, old.st_mtime_ns))
     assert os.stat("x.npy").st_mtime_ns == old.st_mtime_ns
-    with pytest.raises(ff.ConfigError, match=r"is of another run: call ff.run .* source of 'x' \(was"):
-        ff.run(mlp(), "x.npy", "y.npy", batch=BATCH)
+    with pytest.raises(
+        ff.InputError, match=r"is of another run: call ff.predict_files .* source of 'x' \(was"
+    ):
+        ff.predict_files(mlp(), "x.npy", "y.npy", batch_size=BATCH)
 
 
 def test_no_chunk_is_kept_where_chunks_fail_and_a_source_was_written_to():
@@ -255,11 +259,11 @@ def test_no_chunk_is_kept_where_chunks_fail_and_a_source_was_written_to():
 
     given = {"x": through(adding, "gate", SIX, number=4), "m": rows}
     said = r"'m' changed while.*No result is kept.*first to fail: rows \d+ to"
-    with pytest.raises(ff.ConfigError, match=said):
-        ff.run(sum_of("x", "m"), given, "y.npy", batch=BATCH)
+    with pytest.raises(ff.InputError, match=said):
+        ff.predict_files(sum_of("x", "m"), given, "y.npy", batch_size=BATCH)
     Path("gate").touch()
     rows[:] = SIX
-    assert ff.run(sum_of("x", "m"), given, "y.npy", batch=BATCH).chunks_reused == 0
+    assert ff.predict_files(sum_of("x", "m"), given, "y.npy", batch_size=BATCH).chunks_reused == 0
     close(np.load("y.npy"), 2 * SIX)
 
 
@@ -286,21 +290,23 @@ def test_a_source_that_cannot_be_read_for_a_while_costs_no_chunk(fails, monkeypa
         if fails
         else "'m' can no longer be read.* All chunks are done"
     )
-    with pytest.raises((RuntimeError, ff.ConfigError), match=said):
-        ff.run(sum_of("m", "x"), given, "y.npy", batch=BATCH)
+    with pytest.raises((RuntimeError, ff.InputError), match=said):
+        ff.predict_files(sum_of("m", "x"), given, "y.npy", batch_size=BATCH)
     done = len(noted("y.npy.ferro-progress"))
     os.rename("away", "in")
-    assert ff.run(sum_of("m", "x"), given, "y.npy", batch=BATCH).chunks_reused == done > 0
+    assert ff.predict_files(sum_of("m", "x"), given, "y.npy", batch_size=BATCH).chunks_reused == done > 0
     close(np.load("y.npy"), 2 * SIX)
 
 
 def test_a_sink_that_the_source_is_made_from():
     """A dask array of the sink: it is read to its end before anything takes its place."""
-    ff.run(sum_of("x", "m"), {"x": SIX, "m": SIX}, "y.zarr", batch=BATCH)
+    ff.predict_files(sum_of("x", "m"), {"x": SIX, "m": SIX}, "y.zarr", batch_size=BATCH)
     for _ in range(2):
         before = read("y.zarr")
         source = da.from_zarr("y.zarr")
-        ff.run(sum_of("x", "m"), {"x": source, "m": SIX}, "y.zarr", batch=BATCH, overwrite=True)
+        ff.predict_files(
+            sum_of("x", "m"), {"x": source, "m": SIX}, "y.zarr", batch_size=BATCH, overwrite=True
+        )
         close(read("y.zarr"), before + SIX)
 
 
@@ -320,7 +326,7 @@ def tree(path):
 
 def own(path):
     """Make an output of ours."""
-    ff.run(mlp(), SIX, path, batch=BATCH)
+    ff.predict_files(mlp(), SIX, path, batch_size=BATCH)
 
 
 def own_and(path, *make):
@@ -362,8 +368,8 @@ def test_overwriting_removes_nothing_but_outputs_of_ours(what):
     path, make = FOREIGN[what]
     make()
     before = tree(".")
-    with pytest.raises(ff.ConfigError, match="remove it yourself"):
-        ff.run(mlp(), SIX * 2, path, batch=BATCH, overwrite=True)
+    with pytest.raises(ff.InputError, match="remove it yourself"):
+        ff.predict_files(mlp(), SIX * 2, path, batch_size=BATCH, overwrite=True)
     assert tree(".") == before
 
 
@@ -372,14 +378,14 @@ def test_what_comes_to_lie_at_the_sink_during_a_run_stays(kind):
     """It is reported at the end, and the run continues once the file has been moved away."""
     path = Path(f"y.{kind}")
     source = through(waiting, "gate", SIX)
-    with running_beside(lambda: ff.run(mlp(), source, path, batch=BATCH)) as failed:
+    with running_beside(lambda: ff.predict_files(mlp(), source, path, batch_size=BATCH)) as failed:
         until(lambda: list(Path(".").glob("*.ferro-progress/parts-*")), "a part")
         path.write_text("thesis")
         Path("gate").touch()
     assert "exists, and is not what was there when this run began" in failed[0]
     assert path.read_text() == "thesis"
     path.unlink()
-    assert ff.run(mlp(), source, path, batch=BATCH).chunks_computed == 0
+    assert ff.predict_files(mlp(), source, path, batch_size=BATCH).chunks_computed == 0
     close(read(path), mlp_reference(SIX))
 
 
@@ -395,21 +401,26 @@ def test_a_second_run_is_refused_by_whatever_path_and_a_dead_one_holds_nothing(r
     (where / "linked").symlink_to(where)
     (where / "link.npy").symlink_to("y.npy")
     stopped = runs.run(
-        "m.onnx", "x.npy", "y.npy", cwd=where, batch=BATCH, limits={"steps": 9, "signal": int(signal.SIGSTOP)}
+        "m.onnx",
+        "x.npy",
+        "y.npy",
+        cwd=where,
+        batch_size=BATCH,
+        limits={"steps": 9, "signal": int(signal.SIGSTOP)},
     )
     assert "stopped" in stopped
-    second = runs.run("m.onnx", "x.npy", name, cwd=where, batch=BATCH)
-    assert f"is being written by another ff.run: process {stopped['pid']} on host" in second["said"]
+    second = runs.run("m.onnx", "x.npy", name, cwd=where, batch_size=BATCH)
+    assert f"is being written by another ff.predict_files: process {stopped['pid']} on host" in second["said"]
     os.kill(stopped["pid"], signal.SIGKILL)
     assert runs.go_on(stopped["pid"])["killed"] == signal.SIGKILL
-    assert "computed" in runs.run("m.onnx", "x.npy", name, cwd=where, batch=BATCH)
+    assert "computed" in runs.run("m.onnx", "x.npy", name, cwd=where, batch_size=BATCH)
     close(np.load(where / "y.npy"), mlp_reference(SIX))
 
 
 def test_a_lock_that_is_no_file_is_refused_and_not_waited_for():
     os.mkfifo("y.npy.ferro-lock")
-    with pytest.raises(ff.ConfigError, match=r"a lock has to be a file \('.*y.npy.ferro-lock'\)"):
-        ff.run(mlp(), SIX, "y.npy")
+    with pytest.raises(ff.InputError, match=r"a lock has to be a file \('.*y.npy.ferro-lock'\)"):
+        ff.predict_files(mlp(), SIX, "y.npy")
 
 
 @pytest.mark.parametrize("cause", [errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK], ids=errno.errorcode.get)
@@ -419,23 +430,23 @@ def test_a_file_system_without_locks_is_refused(cause, monkeypatch):
 
     monkeypatch.setattr("dask_ferro.portable.lock", flock)
     with pytest.raises(
-        ff.ConfigError, match=r"y.npy' cannot be written: ff.run locks it by flock.*another one"
+        ff.InputError, match=r"y.npy' cannot be written: ff.predict_files locks it by flock.*another one"
     ):
-        ff.run(mlp(), SIX, "y.npy")
+        ff.predict_files(mlp(), SIX, "y.npy")
     assert not os.path.exists("y.npy")
 
 
 def test_a_lock_that_another_host_has_left_is_nobodys():
     said = {"host": "far", "pid": 7, "since": "2026-01-01 00:00:00 UTC"}
     Path("y.npy.ferro-lock").write_text(json.dumps(said))
-    ff.run(mlp(), SIX, "y.npy")
+    ff.predict_files(mlp(), SIX, "y.npy")
     close(np.load("y.npy"), mlp_reference(SIX))
     assert sorted(os.listdir(".")) == ["y.npy", "y.npy.ferro-progress"]
 
 
 def test_a_run_whose_lock_was_removed_publishes_nothing():
     source = through(waiting, "gate", SIX)
-    with running_beside(lambda: ff.run(mlp(), source, "y.npy", batch=BATCH)) as failed:
+    with running_beside(lambda: ff.predict_files(mlp(), source, "y.npy", batch_size=BATCH)) as failed:
         until(lambda: list(Path(".").glob("*.ferro-progress/parts-*")), "a part")
         Path("y.npy.ferro-lock").unlink()
         Path("y.npy.ferro-lock").touch()
@@ -470,18 +481,18 @@ def test_a_worker_that_outlives_its_run_does_not_write_into_the_next(tmp_path):
         code = (
             "import distributed, dask_ferro as ff\n"
             f"with distributed.Client({cluster.scheduler_address!r}):\n"
-            f"    ff.run('m.onnx', 'x.npy', 'y.npy', batch={BATCH})\n"
+            f"    ff.predict_files('m.onnx', 'x.npy', 'y.npy', batch_size={BATCH})\n"
         )
         root = str(Path(__file__).parents[2])
         first = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root})
         until(lambda: os.path.exists("held"), "a worker that is about to write")
         first.kill()
         ended(first)
-        ff.run(mlp(), SIX * 2, "y.npy", batch=BATCH, overwrite=True)
+        ff.predict_files(mlp(), SIX * 2, "y.npy", batch_size=BATCH, overwrite=True)
         Path("gate").touch()
         until(lambda: not any(client.call_stack().values()), "an idle worker")
     close(np.load("y.npy"), mlp_reference(SIX * 2))
-    assert ff.run(mlp(), SIX * 2, "y.npy", batch=BATCH).chunks_computed == 0
+    assert ff.predict_files(mlp(), SIX * 2, "y.npy", batch_size=BATCH).chunks_computed == 0
 
 
 # ---- no room, no right, no workers -----------------------------------------------------------------------
@@ -493,11 +504,11 @@ def test_a_full_disk(runs, tmp_path, kind):
     onnx.save(mlp(), "m.onnx")
     np.save("x.npy", SIX)
     args = ("m.onnx", "x.npy", f"y.{kind}")
-    failed = runs.run(*args, cwd=tmp_path, batch=ROWS, limits={"most_bytes": 300})
-    assert failed["error"] in ("ConfigError", "RuntimeError")
+    failed = runs.run(*args, cwd=tmp_path, batch_size=ROWS, limits={"most_bytes": 300})
+    assert failed["error"] in ("InputError", "RuntimeError")
     assert "File too large" in failed["said"]
     assert not os.path.exists(f"y.{kind}")
-    assert runs.run(*args, cwd=tmp_path, batch=ROWS)["computed"] == 1
+    assert runs.run(*args, cwd=tmp_path, batch_size=ROWS)["computed"] == 1
     close(read(f"y.{kind}"), mlp_reference(SIX))
     assert sorted(os.listdir(".")) == ["m.onnx", "x.npy", f"y.{kind}", f"y.{kind}.ferro-progress"]
 
@@ -511,8 +522,8 @@ def test_a_folder_that_cannot_be_written(tmp_path, kind):
     code = (
         "import subprocess, dask_ferro as ff\n"
         "subprocess.run(['mount', '-t', 'tmpfs', '-o', 'ro', 'none', 'sink'], check=True)\n"
-        f"try: ff.run('m.onnx', 'x.npy', 'sink/y.{kind}')\n"
-        "except ff.ConfigError as error: print(error)\n"
+        f"try: ff.predict_files('m.onnx', 'x.npy', 'sink/y.{kind}')\n"
+        "except ff.InputError as error: print(error)\n"
     )
     words = ["unshare", "--mount", sys.executable, "-c", code]
     run = ran(words, env={"PYTHONPATH": str(Path(__file__).parents[2])})
@@ -532,11 +543,11 @@ def test_a_cluster_without_workers_is_told_and_waited_for(caplog, kind, monkeypa
     with running(0, processes=False) as client:
 
         def run():
-            ff.run(mlp(), source, "y.npy", client=client)
+            ff.predict_files(mlp(), source, "y.npy", client=client)
             ended_well.append(True)
 
         with running_beside(run) as failed:
-            until(lambda: "has no workers; ff.run waits for one" in caplog.text, "a word")
+            until(lambda: "has no workers; ff.predict_files waits for one" in caplog.text, "a word")
             assert client.cluster.scheduler_address in caplog.text
             assert ended_well == []
             client.cluster.scale(1)

@@ -131,9 +131,9 @@ def test_a_missing_package_names_the_extra(tmp_path, kind, package, monkeypatch)
     (tmp_path / f"x.{kind}").mkdir()
     (tmp_path / f"x.{kind}" / "part.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ff.ConfigError, match=r"pip install 'dask-ferro\[io\]'"):
-        ff.run(mlp(), tmp_path / f"x.{kind}", tmp_path / "y.npy")
-    with pytest.raises(ff.ConfigError, match=r"pip install 'dask-ferro\[io\]'"):
+    with pytest.raises(ff.InputError, match=r"pip install 'dask-ferro\[io\]'"):
+        ff.predict_files(mlp(), tmp_path / f"x.{kind}", tmp_path / "y.npy")
+    with pytest.raises(ff.InputError, match=r"pip install 'dask-ferro\[io\]'"):
         check_kind(kind)
 
 
@@ -168,7 +168,7 @@ def written(path, content):
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_source(tmp_path, name, content, said):
-    with pytest.raises(ff.ConfigError, match=said):
+    with pytest.raises(ff.InputError, match=said):
         open_source(written(tmp_path / name, content), "x")
 
 
@@ -177,7 +177,7 @@ def test_npy_that_is_cut_short(tmp_path):
     np.save(path, X)
     piece = open_npy(str(path)).pieces(Chunks(10, 4))(2)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(ff.ConfigError, match="is truncated"):
+    with pytest.raises(ff.InputError, match="is truncated"):
         open_source(str(path), "x")
     with pytest.raises(OSError, match="ends before row 10"):
         piece.read()
@@ -196,10 +196,10 @@ def test_zarr_groups(tmp_path, version):
         source = open_source(given_path, name)
         np.testing.assert_array_equal(read(source, Chunks(10, 3)), wanted)
         assert source.grain == grain
-    with pytest.raises(ff.ConfigError, match="a zarr group of other, x, and none has the name 'z'"):
+    with pytest.raises(ff.InputError, match="a zarr group of other, x, and none has the name 'z'"):
         open_source(path, "z")
     (tmp_path / "no.zarr").mkdir()
-    with pytest.raises(ff.ConfigError, match="is not a zarr array or group"):
+    with pytest.raises(ff.InputError, match="is not a zarr array or group"):
         open_source(str(tmp_path / "no.zarr"), "x")
 
 
@@ -217,7 +217,7 @@ def test_packed_values_are_left_to_xarray(tmp_path, attributes, is_read):
     if is_read:
         np.testing.assert_array_equal(read(open_source(str(tmp_path / "x.zarr"), "x"), Chunks(10, 4)), X)
         return
-    with pytest.raises(ff.ConfigError, match="by which xarray unpacks"):
+    with pytest.raises(ff.InputError, match="by which xarray unpacks"):
         open_source(str(tmp_path / "x.zarr"), "x")
 
 
@@ -233,7 +233,7 @@ def table(tmp_path, columns, name="x.parquet", **options):
 def copied(tmp_path, source, shape="N,3", **options):
     """Return the rows that a model of one input gets of a source."""
     copy = written_model(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Identity (x) }}")
-    ff.run(copy, source, tmp_path / "y.npy", **options)
+    ff.predict_files(copy, source, tmp_path / "y.npy", **options)
     return np.load(tmp_path / "y.npy")
 
 
@@ -250,14 +250,14 @@ def test_a_column_of_lists_is_a_matrix(tmp_path, kind, shape):
     columns = {"v": pa.array(X.tolist(), LISTS[kind]), "id": [str(k) for k in range(10)]}
     path = table(tmp_path, columns, row_group_size=3)
     for batch in (1, 3, 4, 10):
-        got = copied(tmp_path, path, shape, columns="v", batch=batch, overwrite=True)
+        got = copied(tmp_path, path, shape, columns="v", batch_size=batch, overwrite=True)
         np.testing.assert_array_equal(got, X)
 
 
 def test_lists_in_lists(tmp_path):
     array = RNG.standard_normal((5, 2, 3), dtype=np.float32)
     path = table(tmp_path, {"v": pa.array(array.tolist())})
-    np.testing.assert_array_equal(copied(tmp_path, path, "N,2,3", batch=2), array)
+    np.testing.assert_array_equal(copied(tmp_path, path, "N,2,3", batch_size=2), array)
 
 
 def test_parquet_folder_is_read_in_the_order_in_which_dask_reads_it(tmp_path):
@@ -265,20 +265,20 @@ def test_parquet_folder_is_read_in_the_order_in_which_dask_reads_it(tmp_path):
     (tmp_path / "x").mkdir()
     for number in range(12):
         table(tmp_path / "x", {"v": pa.array([[number] * 4], LISTS["list"])}, f"part.{number}.parquet")
-    np.testing.assert_array_equal(copied(tmp_path, tmp_path / "x", "N,4", batch=5)[:, 0], range(12))
+    np.testing.assert_array_equal(copied(tmp_path, tmp_path / "x", "N,4", batch_size=5)[:, 0], range(12))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_source_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "x.npy")
-    with pytest.raises(ff.ConfigError, match="neither a file nor a folder"):
+    with pytest.raises(ff.InputError, match="neither a file nor a folder"):
         open_source(str(tmp_path / "x.npy"), "x")
 
 
 def test_a_table_goes_to_all_inputs(tmp_path):
     path = table(tmp_path, {"a": [1.0]})
-    with pytest.raises(ff.ConfigError, match="is no array, and goes to all inputs"):
-        ff.run(mlp(), {"x": path}, tmp_path / "y.npy")
+    with pytest.raises(ff.InputError, match="is no array, and goes to all inputs"):
+        ff.predict_files(mlp(), {"x": path}, tmp_path / "y.npy")
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_a_table_goes_to_all_inputs(tmp_path):
 def test_lists_that_are_no_rows(tmp_path, values, said):
     path = table(tmp_path, {"v": pa.array(values)})
     batch = 1 if "shape" in said else 9
-    with pytest.raises(ff.ConfigError, match=said) as caught:
-        copied(tmp_path, path, "N,K", batch=batch)
+    with pytest.raises(ff.InputError, match=said) as caught:
+        copied(tmp_path, path, "N,K", batch_size=batch)
     assert "v" in str(caught.value)
 
 
@@ -338,7 +338,7 @@ def test_the_fingerprint_of_an_array_is_its_content():
     ],
 )
 def test_sources_that_are_none(source, said):
-    with pytest.raises(ff.ConfigError, match=said):
+    with pytest.raises(ff.InputError, match=said):
         open_source(source, "x")
 
 
@@ -360,7 +360,7 @@ def test_which_source_is_for_which_input(names, source, wanted, tmp_path, monkey
     if isinstance(wanted, dict):
         assert named_sources(names, source) == wanted
     else:
-        with pytest.raises(ff.ConfigError, match=wanted):
+        with pytest.raises(ff.InputError, match=wanted):
             named_sources(names, source)
 
 
@@ -394,13 +394,13 @@ def test_which_output_goes_where(sink, wanted):
         }
         assert [name for place in got.values() for name in place.outputs] == ["s", "t/1"]
     else:
-        with pytest.raises(ff.ConfigError, match=wanted):
+        with pytest.raises(ff.InputError, match=wanted):
             named_places(["s", "t/1"], sink)
 
 
 @pytest.mark.parametrize("path", ["", "x\0.npy"])
 def test_what_is_no_path_is_called_that(path):
-    with pytest.raises(ff.ConfigError, match="is no path"):
+    with pytest.raises(ff.InputError, match="is no path"):
         open_source(path, "x")
-    with pytest.raises(ff.ConfigError, match="is no path"):
+    with pytest.raises(ff.InputError, match="is no path"):
         named_places(["y"], path)

@@ -1,4 +1,4 @@
-"""`ff.run` over images: patterns and folders, preprocessing, tables with paths and arrays."""
+"""`ff.predict_files` over images: patterns and folders, preprocessing, tables with paths and arrays."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def read(path: Any) -> Any:
 def test_a_folder_gives_a_table_with_the_paths(
     folder: Any, tmp_path: Any, sink: str, batch: Any, keep: Any
 ) -> None:
-    summary = ff.run(model(), folder, tmp_path / sink, preprocess=pixels, batch=batch, keep=keep)
+    summary = ff.predict_files(
+        model(), folder, tmp_path / sink, preprocess=pixels, batch_size=batch, passthrough=keep
+    )
     assert summary.rows == COUNT
     paths, x = wanted(folder, pixels)
     got = read(tmp_path / sink)
@@ -87,20 +89,22 @@ def test_a_folder_gives_a_table_with_the_paths(
         assert got["path"].tolist() == paths
     np.testing.assert_allclose(got.iloc[:, -3:].to_numpy(), x.max((2, 3)), rtol=1e-5)
     np.testing.assert_allclose(got.iloc[:, -6:-3].to_numpy(), x.mean((2, 3)), rtol=1e-4)
-    again = ff.run(model(), folder, tmp_path / sink, preprocess=pixels, batch=batch, keep=keep)
+    again = ff.predict_files(
+        model(), folder, tmp_path / sink, preprocess=pixels, batch_size=batch, passthrough=keep
+    )
     assert again.chunks_computed == 0
 
 
 def test_a_pattern_and_arrays(folder: Any, tmp_path: Any) -> None:
     most = ff.from_onnx(model(), outputs="most")
-    ff.run(most, str(folder / "*.png"), tmp_path / "y.npy", preprocess=pixels)
+    ff.predict_files(most, str(folder / "*.png"), tmp_path / "y.npy", preprocess=pixels)
     _, x = wanted(folder, pixels)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), x[1::2].max((2, 3)))
 
 
 @pytest.mark.parametrize("side", [SIDE, 224])
 def test_imagenet_preprocessing_is_that_of_the_papers(folder: Any, tmp_path: Any, side: int) -> None:
-    ff.run(model(side), folder, tmp_path / "out.parquet", preprocess="imagenet")
+    ff.predict_files(model(side), folder, tmp_path / "out.parquet", preprocess="imagenet")
     _, x = wanted(folder, partial(imagenet, side=side))
     assert x.shape == (COUNT, 3, side, side)
     np.testing.assert_allclose(
@@ -124,11 +128,13 @@ def as_it_is(image: Any) -> np.ndarray:
         pytest.param({"preprocess": wrong_dtype}, "float64, wanted float32", id="another dtype"),
         pytest.param({"preprocess": as_it_is}, "on axis 1, wanted 3", id="another shape"),
         pytest.param(
-            {"preprocess": pixels, "keep": ["label"]}, r"keep=\['label'\].*'path' alone", id="no such column"
+            {"preprocess": pixels, "passthrough": ["label"]},
+            r"passthrough=\['label'\].*'path' alone",
+            id="no such column",
         ),
         pytest.param(
-            {"preprocess": pixels, "sink": "y", "keep": []},
-            "keep= writes a table",
+            {"preprocess": pixels, "sink": "y", "passthrough": []},
+            "passthrough= writes a table",
             id="keep",
         ),
     ],
@@ -137,23 +143,23 @@ def test_what_does_not_fit_is_told_before_anything_is_written(
     folder: Any, tmp_path: Any, options: Any, words: str
 ) -> None:
     options = dict(options)
-    with pytest.raises(ff.ConfigError, match=words):
-        ff.run(model(), folder, tmp_path / options.pop("sink", "out.parquet"), **options)
+    with pytest.raises(ff.InputError, match=words):
+        ff.predict_files(model(), folder, tmp_path / options.pop("sink", "out.parquet"), **options)
     assert os.listdir(tmp_path) == ["images"]
 
 
 def test_a_file_that_is_no_image_is_named(folder: Any, tmp_path: Any) -> None:
     (folder / "image 7.png").write_bytes(b"no image")
-    with pytest.raises(ff.ConfigError, match=r"rows 6 to 8 failed.*image 7.png.*cannot be read"):
-        ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels, batch=3)
+    with pytest.raises(ff.InputError, match=r"rows 6 to 8 failed.*image 7.png.*cannot be read"):
+        ff.predict_files(model(), folder, tmp_path / "out.parquet", preprocess=pixels, batch_size=3)
 
 
 def test_images_of_different_shapes_are_refused(folder: Any, tmp_path: Any) -> None:
     def ragged(image: Any) -> np.ndarray:
         return pixels(image) if image.mode != "L" else pixels(image, 16)
 
-    with pytest.raises(ff.ConfigError, match=r"image [159].png.*one shape"):
-        ff.run(model(), folder, tmp_path / "out.parquet", preprocess=ragged, batch=3)
+    with pytest.raises(ff.InputError, match=r"image [159].png.*one shape"):
+        ff.predict_files(model(), folder, tmp_path / "out.parquet", preprocess=ragged, batch_size=3)
 
 
 # ---- what a reader of the code found ------------------------------------------------------------------------
@@ -178,15 +184,19 @@ class Counting:
 
 def test_a_function_with_a_memory_finishes_and_resumes(folder: Any, tmp_path: Any) -> None:
     for done in (3, 0):
-        summary = ff.run(model(), folder, tmp_path / "out.parquet", preprocess=remembers, batch=4)
+        summary = ff.predict_files(
+            model(), folder, tmp_path / "out.parquet", preprocess=remembers, batch_size=4
+        )
         assert summary.chunks_computed == done
 
 
 def test_an_object_that_changes_finishes_and_is_another_run(folder: Any, tmp_path: Any) -> None:
     function, sink = Counting(), tmp_path / "out.parquet"
-    assert ff.run(model(), folder, sink, preprocess=function).rows == COUNT
-    with pytest.raises(ff.ConfigError, match=r"is of another run: call ff.run.*preprocess \(was Counting"):
-        ff.run(model(), folder, sink, preprocess=function)
+    assert ff.predict_files(model(), folder, sink, preprocess=function).rows == COUNT
+    with pytest.raises(
+        ff.InputError, match=r"is of another run: call ff.predict_files.*preprocess \(was Counting"
+    ):
+        ff.predict_files(model(), folder, sink, preprocess=function)
 
 
 def scaled(scale: float, image: Any) -> np.ndarray:
@@ -243,14 +253,16 @@ def test_images_that_cannot_be_read_are_skipped_and_named(folder: Any, tmp_path:
     for number in (0, 3, 4, 5):
         next(folder.glob(f"image {number}.*")).write_bytes(b"no image")
     bad = [str(next(folder.glob(f"image {number}.*"))) for number in (0, 3, 4, 5)]
-    call = partial(ff.run, model(), folder, tmp_path / sink, preprocess=pixels, batch=2, unreadable="skip")
+    call = partial(
+        ff.predict_files, model(), folder, tmp_path / sink, preprocess=pixels, batch_size=2, unreadable="skip"
+    )
     summary = call()
     assert (summary.rows, list(summary.skipped)) == (COUNT - 4, bad)
     assert "4 files skipped" in str(summary)
     assert sorted([*read(tmp_path / sink)["path"], *bad]) == sorted(wanted_paths(folder))
     assert (call().skipped, call().chunks_computed) == (summary.skipped, 0)
-    with pytest.raises(ff.ConfigError, match="needs a table as sink"):
-        ff.run(model(), folder, tmp_path / "y", preprocess=pixels, unreadable="skip")
+    with pytest.raises(ff.InputError, match="needs a table as sink"):
+        ff.predict_files(model(), folder, tmp_path / "y", preprocess=pixels, unreadable="skip")
 
 
 def wanted_paths(folder: Any) -> list[str]:
@@ -267,7 +279,7 @@ def test_images_of_more_bytes_are_more_chunks(
     (tmp_path / "padded.png").write_bytes(content + bytes(padding))
     for k in range(COUNT, 200):
         os.link(tmp_path / "padded.png", folder / f"image {k}.png")
-    summary = ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels)
+    summary = ff.predict_files(model(), folder, tmp_path / "out.parquet", preprocess=pixels)
     assert summary.chunks_computed == chunks
 
 
@@ -275,7 +287,7 @@ def test_images_in_folders_of_a_folder_are_read(folder: Any, tmp_path: Any) -> N
     os.makedirs(folder / "class b" / ".ipynb_checkpoints")
     for name in ("class b/1.png", "class b/.2.png", "class b/.ipynb_checkpoints/3.png"):
         os.link(folder / "image 1.png", folder / name)
-    assert ff.run(model(), folder, tmp_path / "out.parquet", preprocess=pixels).rows == COUNT + 1
+    assert ff.predict_files(model(), folder, tmp_path / "out.parquet", preprocess=pixels).rows == COUNT + 1
     assert read(tmp_path / "out.parquet")["path"][0] == str(folder / "class b" / "1.png")
 
 
@@ -286,7 +298,7 @@ def test_names_and_order_are_those_of_links(folder: Any, tmp_path: Any) -> None:
             folder / f"image {2 - number}.{'PNG' if number % 2 == 0 else 'png'}",
             tmp_path / "links" / f"{number}.png",
         )
-    ff.run(model(), tmp_path / "links", tmp_path / "out.parquet", preprocess=pixels)
+    ff.predict_files(model(), tmp_path / "links", tmp_path / "out.parquet", preprocess=pixels)
     got = read(tmp_path / "out.parquet")
     assert got["path"].tolist() == [str(tmp_path / "links" / f"{n}.png") for n in range(3)]
     _, x = wanted(folder, pixels)
@@ -295,8 +307,8 @@ def test_names_and_order_are_those_of_links(folder: Any, tmp_path: Any) -> None:
 
 def test_images_of_more_bits_are_refused_by_imagenet(folder: Any, tmp_path: Any) -> None:
     PIL.fromarray(np.full((64, 64), 60000, np.uint16)).save(folder / "image 0.PNG")
-    with pytest.raises(ff.ConfigError, match="more than 8 bits"):
-        ff.run(model(), folder, tmp_path / "out.parquet", preprocess="imagenet")
+    with pytest.raises(ff.InputError, match="more than 8 bits"):
+        ff.predict_files(model(), folder, tmp_path / "out.parquet", preprocess="imagenet")
 
 
 def test_an_image_is_turned_as_its_camera_was() -> None:

@@ -58,14 +58,14 @@ def test_a_finished_run_is_not_that_of_other_rows_under_the_same_name(made, row,
     sink, other = f"y.{kind}", X.copy()
     other[row] += 1
     before = made(X)
-    ff.run(mlp(), before, sink, batch=BATCH)
-    assert ff.run(mlp(), made(X), sink, batch=BATCH).chunks_computed == 0
+    ff.predict_files(mlp(), before, sink, batch_size=BATCH)
+    assert ff.predict_files(mlp(), made(X), sink, batch_size=BATCH).chunks_computed == 0
     after = made(other)
     assert after.name == before.name
-    with pytest.raises(ff.ConfigError, match=r"the source changed: rows \d+ to \d+ .*overwrite=True"):
-        ff.run(mlp(), after, sink, batch=BATCH)
+    with pytest.raises(ff.InputError, match=r"the source changed: rows \d+ to \d+ .*overwrite=True"):
+        ff.predict_files(mlp(), after, sink, batch_size=BATCH)
     close(read(sink), mlp_reference(X))
-    ff.run(mlp(), after, sink, batch=BATCH, overwrite=True)
+    ff.predict_files(mlp(), after, sink, batch_size=BATCH, overwrite=True)
     close(read(sink), mlp_reference(other))
 
 
@@ -79,15 +79,15 @@ def test_a_run_that_goes_on_has_one_source_throughout(request, where, is_other):
     os.chdir(folder)
     sink = os.path.join(os.path.dirname(folder), "y.npy")
     with pytest.raises(RuntimeError, match="rows 24 to 31 failed: FileNotFoundError"):
-        ff.run(mlp(), of_files(X, lacking=3), sink, batch=BATCH)
+        ff.predict_files(mlp(), of_files(X, lacking=3), sink, batch_size=BATCH)
     assert done_in(f"{sink}.ferro-progress"), "no chunk was done, so there is nothing to go on with"
     rows = X + 1 if is_other else X
     if not is_other:
-        assert ff.run(mlp(), of_files(rows), sink, batch=BATCH).chunks_reused >= 1
+        assert ff.predict_files(mlp(), of_files(rows), sink, batch_size=BATCH).chunks_reused >= 1
         close(read(sink), mlp_reference(X))
         return
-    with pytest.raises(ff.ConfigError, match="the source changed"):
-        ff.run(mlp(), of_files(rows), sink, batch=BATCH)
+    with pytest.raises(ff.InputError, match="the source changed"):
+        ff.predict_files(mlp(), of_files(rows), sink, batch_size=BATCH)
     assert not os.path.exists(sink)
 
 
@@ -98,10 +98,10 @@ def test_a_source_that_goes_whole_to_each_chunk_is_looked_at_too():
     def sources(b):
         return {"x": X, "b": da.from_array(b, name="bias")}
 
-    ff.run(add, sources(bias), "y.npy", batch=BATCH)
-    assert ff.run(add, sources(bias), "y.npy", batch=BATCH).chunks_computed == 0
-    with pytest.raises(ff.ConfigError, match="the source changed"):
-        ff.run(add, sources(bias + 1), "y.npy", batch=BATCH)
+    ff.predict_files(add, sources(bias), "y.npy", batch_size=BATCH)
+    assert ff.predict_files(add, sources(bias), "y.npy", batch_size=BATCH).chunks_computed == 0
+    with pytest.raises(ff.InputError, match="the source changed"):
+        ff.predict_files(add, sources(bias + 1), "y.npy", batch_size=BATCH)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_a_source_that_goes_whole_to_each_chunk_is_looked_at_too():
 def test_no_mask_is_dropped(made, op):
     nodes = [helper.make_node(op, ["x"], ["y"], name="n")] if op else []
     same = model(nodes, {"x": ["N", 6]}, {"y" if op else "x": ["N", 6]})
-    with pytest.raises(ff.ConfigError, match="masked array, and models have no masks"):
-        ff.run(same, made(X, X > 0), "y.npy", batch=BATCH)
+    with pytest.raises(ff.InputError, match="masked array, and models have no masks"):
+        ff.predict_files(same, made(X, X > 0), "y.npy", batch_size=BATCH)
     assert not os.path.exists("y.npy")

@@ -35,7 +35,7 @@ Case = Callable[[Path], tuple[Any, Any, dict[str, Any]]]
 def read_csv(
     content: str | bytes, name: str = "t.csv", how: dict[str, Any] | None = None, **pandas: Any
 ) -> Case:
-    """Make a case of the content of a CSV file, with options of `ff.run` and of pandas."""
+    """Make a case of the content of a CSV file, with options of `ff.predict_files` and of pandas."""
 
     def make(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
         path = folder / name
@@ -229,7 +229,7 @@ def test_what_is_read_is_what_others_read(name: str, batch: int | None, tmp_path
     right = reference()
     keep = [str(c) for c in right.columns if c != "x"]
     batch = batch and max(batch, len(right) // 20)
-    ff.run(NEGATED, source, tmp_path / "out.parquet", keep=keep, batch=batch, **how)
+    ff.predict_files(NEGATED, source, tmp_path / "out.parquet", passthrough=keep, batch_size=batch, **how)
     got = pd.read_parquet(tmp_path / "out.parquet")
     assert list(got.columns) == [*keep, "y"]
     close(got["y"].to_numpy(), -right["x"].to_numpy("f4"))
@@ -241,8 +241,8 @@ def test_what_is_read_is_what_others_read(name: str, batch: int | None, tmp_path
 def test_what_is_not_read_is_refused(name: str, tmp_path: Path) -> None:
     make, words = REFUSED[name]
     source, _, how = make(tmp_path)
-    with pytest.raises(ff.ConfigError, match=words) as error:
-        ff.run(NEGATED, source, tmp_path / "out.parquet", keep=["k"], **how)
+    with pytest.raises(ff.InputError, match=words) as error:
+        ff.predict_files(NEGATED, source, tmp_path / "out.parquet", passthrough=["k"], **how)
     assert len(str(error.value)) < 1500
     assert not os.path.exists(tmp_path / "out.parquet")
 
@@ -254,14 +254,14 @@ def test_missing_texts_are_refused_wherever_they_are(source: str, tmp_path: Path
         tmp_path / source
     )
     (tmp_path / "t.csv").write_text('x,k\na,1\n"",2\n') if source.endswith("csv") else None
-    with pytest.raises(ff.ConfigError, match="1 missing values"):
-        ff.run(TEXTS, tmp_path / source, tmp_path / "out.parquet", keep=[])
+    with pytest.raises(ff.InputError, match="1 missing values"):
+        ff.predict_files(TEXTS, tmp_path / source, tmp_path / "out.parquet", passthrough=[])
 
 
 def test_arrays_of_another_byte_order_are_those_numbers(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X[:, None].astype(">f4"))
     for source in (tmp_path / "x.npy", X[:, None].astype(">f4")):
-        ff.run(NEGATED, source, tmp_path / "y.npy", batch=3, overwrite=True)
+        ff.predict_files(NEGATED, source, tmp_path / "y.npy", batch_size=3, overwrite=True)
         close(np.load(tmp_path / "y.npy"), -X[:, None])
 
 
@@ -279,7 +279,9 @@ def test_fifty_thousand_columns_are_linear(tmp_path: Path) -> None:
             {"a": np.int64([1])},
         )
         with cProfile.Profile() as profile:
-            ff.run(made, tmp_path / f"{columns}.parquet", tmp_path / f"{columns}.out.parquet", keep=["id"])
+            ff.predict_files(
+                made, tmp_path / f"{columns}.parquet", tmp_path / f"{columns}.out.parquet", passthrough=["id"]
+            )
         calls.append(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
         assert pd.read_parquet(tmp_path / f"{columns}.out.parquet")["y"].tolist() == [columns, 2 * columns]
     assert calls[1] < 8 * calls[0]

@@ -1,4 +1,6 @@
-"""`ff.run` stopped or killed at every step that changes a file, alone and beside another run on the same sink."""
+"""`ff.predict_files` stopped or killed at every step that changes a file, alone and beside another run on the same
+sink.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def nothing_else(where, kind):
 
 
 def call(kind, source, **kwargs):
-    return ("m.onnx", f"{source}.npy", f"y.{kind}"), {"batch": 6, **kwargs}
+    return ("m.onnx", f"{source}.npy", f"y.{kind}"), {"batch_size": 6, **kwargs}
 
 
 def at(step, number):
@@ -90,7 +92,7 @@ def test_killed_at_every_step(runs, tmp_path, kind, begin, every):
         args, kwargs = call(kind, "one")
         before = {None}
         if begin == "overwrite":
-            runs.run(*call(kind, "two")[0], cwd=where, batch=6)
+            runs.run(*call(kind, "two")[0], cwd=where, batch_size=6)
             before = {"two", None}  # None: for an instant, at the end
             kwargs["overwrite"] = True
         ended = runs.run(*args, cwd=where, limits=at(step, signal.SIGKILL), **kwargs)
@@ -131,13 +133,13 @@ def test_two_runs_on_one_sink_one_of_them_stopped_at_every_step(runs, tmp_path, 
     for step in steps(every, f"{begin} {kind}"):
         where = folder(tmp_path, f"{step}")
         if begin == "overwrite":
-            runs.run(*call(kind, "two")[0], cwd=where, batch=6)
+            runs.run(*call(kind, "two")[0], cwd=where, batch_size=6)
         args, kwargs = call(kind, "one", overwrite=begin == "overwrite")
         first = runs.run(*args, cwd=where, limits=at(step, signal.SIGSTOP), **kwargs)
         args, kwargs = call(kind, "two", overwrite=True)
         second = runs.run(*args, cwd=where, **kwargs)
         ended = runs.go_on(first["pid"]) if "stopped" in first else first
-        refused += "is being written by another ff.run" in second.get("said", "")
+        refused += "is being written by another ff.predict_files" in second.get("said", "")
         if refused and "stopped" in first and "error" in second:
             assert f"process {first['pid']} on host {os.uname().nodename!r}, since 20" in second["said"]
         right = (["two"] if "computed" in second else []) + (["one"] if "computed" in ended else [])

@@ -1,4 +1,4 @@
-"""`ff.run` over tables: parquet and CSV in and out, columns of any type, key columns that are kept."""
+"""`ff.predict_files` over tables: parquet and CSV in and out, columns of any type, key columns that are kept."""
 
 from __future__ import annotations
 
@@ -76,10 +76,14 @@ def _check_options(
 ) -> None:
     folder.mkdir()
     frame = sales(40 if batch == 1 else ROWS)
-    summary = ff.run(by_columns(axes), write(frame, folder / source), folder / sink, batch=batch, keep=keep)
+    summary = ff.predict_files(
+        by_columns(axes), write(frame, folder / source), folder / sink, batch_size=batch, passthrough=keep
+    )
     assert summary.rows == len(frame)
     check(folder / sink, frame, keep)
-    again = ff.run(by_columns(axes), folder / source, folder / sink, batch=batch, keep=keep)
+    again = ff.predict_files(
+        by_columns(axes), folder / source, folder / sink, batch_size=batch, passthrough=keep
+    )
     assert (again.rows, again.chunks_computed) == (len(frame), 0)
 
 
@@ -89,7 +93,9 @@ def test_a_matrix_takes_the_columns_that_are_not_kept(tmp_path: Any, source: str
     x = np.random.default_rng(1).standard_normal((50, 6))
     frame = pd.DataFrame(x, columns=[f"c{k}" for k in range(6)])
     frame.insert(2, "key", [f"row {k}" for k in range(50)])
-    ff.run(mlp(), write(frame, tmp_path / source), tmp_path / sink, keep="key", batch=20)
+    ff.predict_files(
+        mlp(), write(frame, tmp_path / source), tmp_path / sink, passthrough="key", batch_size=20
+    )
     got = read(tmp_path / sink)
     assert got["key"].tolist() == frame["key"].tolist()
     np.testing.assert_allclose(
@@ -100,7 +106,7 @@ def test_a_matrix_takes_the_columns_that_are_not_kept(tmp_path: Any, source: str
 def test_a_table_is_found_without_keep_where_nothing_else_fits(tmp_path: Any) -> None:
     frame = sales(30)
     write(frame, tmp_path / "t.parquet")
-    ff.run(by_columns(), tmp_path / "t.parquet", tmp_path / "out.parquet")
+    ff.predict_files(by_columns(), tmp_path / "t.parquet", tmp_path / "out.parquet")
     check(tmp_path / "out.parquet", frame, [])
 
 
@@ -108,7 +114,12 @@ def test_a_table_is_found_without_keep_where_nothing_else_fits(tmp_path: Any) ->
 @pytest.mark.parametrize("sink", ["out.parquet", "out.csv"])
 def test_a_table_of_no_rows_gives_one_with_its_columns(tmp_path: Any, source: str, sink: str) -> None:
     frame = sales(3).iloc[:0]
-    assert ff.run(by_columns(), write(frame, tmp_path / source), tmp_path / sink, keep=["id"]).rows == 0
+    assert (
+        ff.predict_files(
+            by_columns(), write(frame, tmp_path / source), tmp_path / sink, passthrough=["id"]
+        ).rows
+        == 0
+    )
     got = read(tmp_path / sink)
     assert (len(got), list(got.columns)) == (0, ["id", "total", "more", "town"])
 
@@ -120,7 +131,9 @@ def test_lines_of_a_csv_file(tmp_path: Any, ending: str, is_closed: bool, rows: 
     frame = sales(rows)
     text = frame.to_csv(index=False, lineterminator=ending)
     (tmp_path / "t.csv").write_bytes((text if is_closed else text.removesuffix(ending)).encode())
-    ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=KEPT, batch=500)
+    ff.predict_files(
+        by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", passthrough=KEPT, batch_size=500
+    )
     check(tmp_path / "out.parquet", frame, KEPT)
 
 
@@ -140,8 +153,8 @@ def test_lines_of_a_csv_file(tmp_path: Any, ending: str, is_closed: bool, rows: 
 def test_a_csv_file_that_is_misread_is_an_error(tmp_path: Any, change: Any, words: str) -> None:
     rows = 60000  # pyarrow tells types by the first megabyte
     (tmp_path / "t.csv").write_text(change(sales(rows).to_csv(index=False)), encoding="utf-8")
-    with pytest.raises(ff.ConfigError, match=words):
-        ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=["id"])
+    with pytest.raises(ff.InputError, match=words):
+        ff.predict_files(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", passthrough=["id"])
     assert not (tmp_path / "out.parquet").exists()
 
 
@@ -149,38 +162,50 @@ def test_a_csv_file_that_is_misread_is_an_error(tmp_path: Any, change: Any, word
     ("call", "words"),
     [
         pytest.param(
-            lambda p, o: ff.run(by_columns(), p, o, keep=["nr"]),
-            r"keep=\['nr'\].*it has city",
+            lambda p, o: ff.predict_files(by_columns(), p, o, passthrough=["nr"]),
+            r"passthrough=\['nr'\].*it has city",
             id="no column",
         ),
         pytest.param(
-            lambda p, o: ff.run(by_columns(), p, o.removesuffix(".parquet"), keep=["id"]),
-            "keep= writes a table",
+            lambda p, o: ff.predict_files(by_columns(), p, o.removesuffix(".parquet"), passthrough=["id"]),
+            "passthrough= writes a table",
             id="a sink",
         ),
         pytest.param(
-            lambda p, o: ff.run(by_columns(), np.zeros(3), o, keep=["id"]), "need a table", id="a source"
+            lambda p, o: ff.predict_files(by_columns(), np.zeros(3), o, passthrough=["id"]),
+            "need a table",
+            id="a source",
         ),
         pytest.param(
-            lambda p, o: ff.run(mlp(), p, o, columns=["a"]),
+            lambda p, o: ff.predict_files(mlp(), p, o, columns=["a"]),
             r"columns=\['a'\].*it has city",
             id="no such columns",
         ),
         pytest.param(
-            lambda p, o: ff.run(by_columns(), p, o, columns=["price"]),
+            lambda p, o: ff.predict_files(by_columns(), p, o, columns=["price"]),
             "columns= is for a model",
             id="columns",
         ),
         pytest.param(
-            lambda p, o: ff.run(by_columns(), p, o, separator=";"), "a source that is CSV", id="an option"
+            lambda p, o: ff.predict_files(by_columns(), p, o, separator=";"),
+            "a source that is CSV",
+            id="an option",
         ),
-        pytest.param(lambda p, o: ff.run(mlp(), p, o, keep=["id"]), "takes 6", id="columns for a matrix"),
-        pytest.param(lambda p, o: ff.run(by_columns(), p, p, keep=["id"]), "the same", id="onto itself"),
+        pytest.param(
+            lambda p, o: ff.predict_files(mlp(), p, o, passthrough=["id"]),
+            "takes 6",
+            id="columns for a matrix",
+        ),
+        pytest.param(
+            lambda p, o: ff.predict_files(by_columns(), p, p, passthrough=["id"]),
+            "the same",
+            id="onto itself",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_is_written(tmp_path: Any, call: Any, words: str) -> None:
     path, out = write(sales(20), tmp_path / "t.parquet"), str(tmp_path / "out.parquet")
-    with pytest.raises(ff.ConfigError, match=words):
+    with pytest.raises(ff.InputError, match=words):
         call(path, out)
     assert os.listdir(tmp_path) == ["t.parquet"]
 
@@ -199,29 +224,31 @@ def folder_of(path: Any, *frames: Any) -> str:
 def test_files_of_other_types_are_one_table(tmp_path: Any, batch: int) -> None:
     first, second = sales(4).astype({"id": "int64"}), sales(4).assign(id=np.arange(4, dtype="int32"))
     path = folder_of(tmp_path / "t", first, second[second.columns[::-1]])
-    ff.run(by_columns(), path, tmp_path / "out.parquet", keep=["id"], batch=batch)
+    ff.predict_files(by_columns(), path, tmp_path / "out.parquet", passthrough=["id"], batch_size=batch)
     got = pd.read_parquet(tmp_path / "out.parquet")
     assert got["id"].tolist() == [*first["id"], *range(4)]
 
 
 def test_files_whose_types_do_not_go_together_are_refused(tmp_path: Any) -> None:
     path = folder_of(tmp_path / "t", sales(4), sales(4).assign(id=["a", "b", "c", "d"]))
-    with pytest.raises(ff.ConfigError, match="different types"):
-        ff.run(by_columns(), path, tmp_path / "out.parquet", keep=["id"])
+    with pytest.raises(ff.InputError, match="different types"):
+        ff.predict_files(by_columns(), path, tmp_path / "out.parquet", passthrough=["id"])
 
 
 def test_a_kept_column_with_the_name_of_a_results_column_is_refused(tmp_path: Any) -> None:
     (name,) = ff.from_onnx(mlp()).outputs
     frame = pd.DataFrame(np.ones((4, 6))).add_prefix("c").assign(**{f"{name}_0": 1})
-    with pytest.raises(ff.ConfigError, match="are there already"):
-        ff.run(mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", keep=[f"{name}_0"])
+    with pytest.raises(ff.InputError, match="are there already"):
+        ff.predict_files(
+            mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", passthrough=[f"{name}_0"]
+        )
     assert os.listdir(tmp_path) == ["t.parquet"]
 
 
 def test_lines_that_end_with_a_carriage_return_are_refused(tmp_path: Any) -> None:
     (tmp_path / "t.csv").write_bytes(sales(5).to_csv(index=False).replace("\n", "\r").encode())
-    with pytest.raises(ff.ConfigError, match=r"carriage return|no CSV"):
-        ff.run(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", keep=["id"])
+    with pytest.raises(ff.InputError, match=r"carriage return|no CSV"):
+        ff.predict_files(by_columns(), tmp_path / "t.csv", tmp_path / "out.parquet", passthrough=["id"])
 
 
 def test_the_model_tells_types_of_a_csv_files_columns(tmp_path: Any) -> None:
@@ -230,7 +257,9 @@ def test_the_model_tells_types_of_a_csv_files_columns(tmp_path: Any) -> None:
     frame = sales(rows).assign(price=1, city="12")
     frame["price"] = frame["price"].astype(object)
     frame.loc[rows - 1, ["price", "city"]] = [1.5, "Bern"]
-    ff.run(by_columns(), write(frame, tmp_path / "t.csv"), tmp_path / "out.parquet", keep=["id"])
+    ff.predict_files(
+        by_columns(), write(frame, tmp_path / "t.csv"), tmp_path / "out.parquet", passthrough=["id"]
+    )
     got = pd.read_parquet(tmp_path / "out.parquet")
     assert got["town"].iloc[[0, -1]].tolist() == ["12", "Bern"]
     assert got["total"].iloc[-1] == np.float32(1.5 * frame["count"].iloc[-1])
@@ -240,15 +269,15 @@ def test_the_model_tells_types_of_a_csv_files_columns(tmp_path: Any) -> None:
 def test_a_table_that_is_no_array_of_the_inputs_dtype_is_one(tmp_path: Any, dtype: str) -> None:
     frame = pd.DataFrame(np.ones((5, 6))).add_prefix("c")
     frame = frame.astype({"c1": "int64"}) if dtype == "mixed" else frame
-    ff.run(mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet")
+    ff.predict_files(mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet")
     got = pd.read_parquet(tmp_path / "out.parquet")
     np.testing.assert_allclose(got.to_numpy(), mlp_reference(np.ones((5, 6), "f4")), rtol=1e-4, atol=1e-5)
 
 
 def test_other_kept_columns_are_another_run(tmp_path: Any) -> None:
     path, out = write(sales(20), tmp_path / "t.parquet"), tmp_path / "out.parquet"
-    ff.run(by_columns(), path, out, keep=["id"])
-    with pytest.raises(ff.ConfigError, match="is of another run"):
-        ff.run(by_columns(), path, out, keep=["price"])
-    ff.run(by_columns(), path, out, keep=["price"], overwrite=True)
+    ff.predict_files(by_columns(), path, out, passthrough=["id"])
+    with pytest.raises(ff.InputError, match="is of another run"):
+        ff.predict_files(by_columns(), path, out, passthrough=["price"])
+    ff.predict_files(by_columns(), path, out, passthrough=["price"], overwrite=True)
     check(out, sales(20), ["price"])

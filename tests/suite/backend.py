@@ -50,7 +50,7 @@ class Lowered(_OnCpu):
 
 
 class _Run(BackendRep):
-    def __init__(self, model: ff.ModelGraph) -> None:
+    def __init__(self, model: ff.Model) -> None:
         self.model = model
 
     def run(self, inputs: Sequence[Any], **kwargs: Any) -> list[Any]:

@@ -115,7 +115,7 @@ def test_example_on_a_cluster(client, tmp_path, name, granularity):
     model = ff.from_onnx(path, granularity=granularity)
     feeds = feeds_of(path, 8)
     whole = model(feeds).compute()
-    chunked = model(feeds, batch=3).compute()
+    chunked = model(feeds, batch_size=3).compute()
     for name_ in model.outputs:
         one, other = (whole, chunked) if isinstance(whole, np.ndarray) else (whole[name_], chunked[name_])
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)

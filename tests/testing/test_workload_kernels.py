@@ -8,7 +8,7 @@ import pytest
 from emulated import workload_kernels
 from simulated.generators import build
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from tests.clusters import running
 from tests.waiting import finished
@@ -80,7 +80,7 @@ def test_the_real_kernels_multiply():
     ids=["a kernel that is none", "real kernels of a workload without"],
 )
 def test_what_cannot_run_is_refused(name, kernel, told):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(InputError) as refused:
         workload_kernels.dask_graph(build(name), kernel=kernel)
     assert str(refused.value) == told
 

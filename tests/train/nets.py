@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 
 PLANS: dict[str, Any] = {
     "none": None,
@@ -52,26 +53,26 @@ def data(rows: int = 20) -> dict[str, np.ndarray]:
 
 
 def outputs(p: Any, x: Any) -> Any:
-    with ff.signal("first"):
-        hidden = ff.nn.relu(x @ p["first"]["weight"] + p["first"]["bias"])
-    with ff.signal("last"):
+    with ft.region("first"):
+        hidden = ft.nn.relu(x @ p["first"]["weight"] + p["first"]["bias"])
+    with ft.region("last"):
         return hidden @ p["last"]["weight"]
 
 
 def loss(p: Any, batch: Any) -> Any:
-    return ff.nn.mse_loss(outputs(p, batch["x"]), batch["t"])
+    return ft.nn.mse_loss(outputs(p, batch["x"]), batch["t"])
 
 
 def dropped(p: Any, batch: Any, step: Any, rows: Any) -> Any:
-    with ff.signal("first"):
-        hidden = ff.nn.relu(batch["x"] @ p["first"]["weight"] + p["first"]["bias"])
-        hidden = ff.nn.dropout(hidden, 0.5, seed=0, layer="first", step=step, rows=rows)
-    with ff.signal("last"):
-        return ff.nn.mse_loss(hidden @ p["last"]["weight"], batch["t"])
+    with ft.region("first"):
+        hidden = ft.nn.relu(batch["x"] @ p["first"]["weight"] + p["first"]["bias"])
+        hidden = ft.nn.dropout(hidden, 0.5, seed=0, layer="first", step=step, rows=rows)
+    with ft.region("last"):
+        return ft.nn.mse_loss(hidden @ p["last"]["weight"], batch["t"])
 
 
 def distance(p: Any, batch: Any) -> Any:
-    return ff.mean(ff.abs(outputs(p, batch["x"]) - batch["t"]))
+    return ft.mean(ft.abs(outputs(p, batch["x"]) - batch["t"]))
 
 
 def leaves(tree: Any) -> list[np.ndarray]:
@@ -89,7 +90,7 @@ def same_bits(a: Any, b: Any) -> bool:
 def ran(*, steps: int | None = None, **options: Any) -> tuple[list[tuple[Any, ...]], Any]:
     """Train, and leave the loop after so many steps (0: before any); return what steps told, and the parameters."""
     given = {"batch_size": 8, "epochs": 2, "metrics": {"distance": distance}, **options}
-    optimizer = given.pop("optimizer", ff.optim.Adam(0.01))
+    optimizer = given.pop("optimizer", ft.optim.Adam(0.01))
     training = ff.fit(
         given.pop("loss", loss), given.pop("params", params()), given.pop("data", data()), optimizer, **given
     )

@@ -19,7 +19,8 @@ import pytest
 from safetensors.numpy import load_file, save
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+import dask_ferro.tensor as ft
+from dask_ferro.errors import InputError
 from dask_ferro.lines import opened, sealed
 from dask_ferro.train import checkpoint
 from dask_ferro.train.state import EarlyStopping, TrainingState
@@ -28,11 +29,11 @@ from tests.waiting import WHOLE_S
 
 # Three batches an epoch, the last one smaller.
 FULL = {
-    "optimizer": ff.optim.AdamW(0.02, weight_decay=0.1),
-    "accumulate": 2,
-    "clip": 0.4,
-    "loss_scale": ff.LossScale(2.0**10, interval=2),
-    "lr": ff.CosineRate(0.02, updates=4),
+    "optimizer": ft.optim.AdamW(0.02, weight_decay=0.1),
+    "accumulate_steps": 2,
+    "clip_norm": 0.4,
+    "loss_scale": ff.LossScaler(2.0**10, interval=2),
+    "lr": ff.CosineDecay(0.02, updates=4),
     "patience": 5,
     "monitor": "distance",
 }
@@ -40,16 +41,16 @@ FULL = {
 
 def dropping(p, batch, step):
     """A loss with dropout, whose places are a function of the step's number."""
-    return loss(p, {**batch, "x": ff.nn.dropout(batch["x"], 0.25, seed=7, layer="x", step=step)})
+    return loss(p, {**batch, "x": ft.nn.dropout(batch["x"], 0.25, seed=7, layer="x", step=step)})
 
 
 OPTIONS = {
     "dropout": {"loss": dropping},
     "all of Adam, a cosine, accumulation, clipping, a loss scale and patience": FULL,
-    "numbers of numpy": {"seed": np.int64(3), "accumulate": np.int64(2), "batch_size": np.int64(8)},
-    "momentum, in order": {"optimizer": ff.optim.SGD(0.1, momentum=0.9), "seed": None},
-    "SGD, whose state is empty": {"optimizer": ff.optim.SGD(0.1)},
-    "float16": {"precision": "float16", "loss_scale": ff.LossScale(interval=1)},
+    "numbers of numpy": {"seed": np.int64(3), "accumulate_steps": np.int64(2), "batch_size": np.int64(8)},
+    "momentum, in order": {"optimizer": ft.optim.SGD(0.1, momentum=0.9), "seed": None},
+    "SGD, whose state is empty": {"optimizer": ft.optim.SGD(0.1)},
+    "float16": {"precision": "float16", "loss_scale": ff.LossScaler(interval=1)},
     "batches of a list": {
         "data": [{n: a[i : i + 8] for n, a in data().items()} for i in (0, 8, 16)],
         "batch_size": None,
@@ -68,7 +69,9 @@ def uninterrupted():
 def saved(tmp_path_factory):
     """The checkpoints of steps 2 and 3, which no test changes."""
     folder = tmp_path_factory.mktemp("saved")
-    training = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, checkpoint=folder, every=1)
+    training = ff.fit(
+        loss, params(), data(), ft.optim.Adam(0.01), batch_size=8, checkpoint=folder, checkpoint_every=1
+    )
     assert len(list(training)) == 3
     return folder
 
@@ -106,7 +109,7 @@ def test_an_unfinished_training_can_be_made_longer(tmp_path):
 
 def test_the_loop_goes_on_in_the_same_process():
     whole = uninterrupted()
-    training = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2)
+    training = ff.fit(loss, params(), data(), ft.optim.Adam(0.01), batch_size=8, epochs=2)
     losses = [next(iter(training)).loss for _ in range(2)]
     losses += [step.loss for step in training]
     assert losses == [row[4] for row in whole]
@@ -165,13 +168,11 @@ def test_arrays_of_any_dtype_and_shape_are_read_as_they_were(tmp_path):
 
 
 def test_float8_which_could_not_be_read_again_is_refused(tmp_path):
-    class Quantized(ff.optim.SGD):
+    class Quantized(ft.optim.SGD):
         def init(self, params):
-            return {"mean": ff.asarray(np.zeros(3, ml_dtypes.float8_e4m3fn))}
+            return {"mean": ft.asarray(np.zeros(3, ml_dtypes.float8_e4m3fn))}
 
-    with pytest.raises(
-        ConfigError, match=r"'state.optimizer.mean' is float8_e4m3fn, which could not be read"
-    ):
+    with pytest.raises(InputError, match=r"'state.optimizer.mean' is float8_e4m3fn, which could not be read"):
         ran(checkpoint=tmp_path, optimizer=Quantized(0.1))
 
 
@@ -183,12 +184,12 @@ def test_checkpoints_are_written_by_number_and_the_newest_stay(tmp_path):
         loss,
         params(),
         data(),
-        ff.optim.SGD(0.1),
+        ft.optim.SGD(0.1),
         batch_size=4,
         epochs=2,
         checkpoint=tmp_path,
-        every=3,
-        keep=2,
+        checkpoint_every=3,
+        max_checkpoints=2,
     )
     seen = [names(tmp_path) for _ in training]
     # A step is saved once the loop's body is done with it.
@@ -219,7 +220,7 @@ def _looped(training, body):
 def test_a_loop_that_is_left_leaves_a_checkpoint(body, error, tmp_path):
     whole = uninterrupted()
     training = ff.fit(
-        loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
+        loss, params(), data(), ft.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
     )
     with pytest.raises(error):
         _looped(training, body)
@@ -268,7 +269,7 @@ def test_an_interrupted_write_leaves_the_last_checkpoint(call, number, by, tmp_p
     with monkeypatch.context() as patched:
         patched.setattr(os, call, failing)
         with pytest.raises((OSError, KeyboardInterrupt)) as raised:
-            ran(checkpoint=tmp_path, every=1)
+            ran(checkpoint=tmp_path, checkpoint_every=1)
     ended = by == "Ctrl-C"
     if not ended:
         assert re.search(r"step-0+3': .*No space left on device; those before it stay", str(raised.value))
@@ -286,25 +287,26 @@ def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path):
 HOLDER = """
 import sys, time
 from tests.train.nets import ran
-ran(checkpoint=sys.argv[1], every=1, lr=lambda n: 0.01 if n < 3 else print("holds", flush=True) or time.sleep(600))
+rate = lambda n: 0.01 if n < 3 else print("holds", flush=True) or time.sleep(600)
+ran(checkpoint=sys.argv[1], checkpoint_every=1, lr=rate)
 """
 
 
 def test_a_folder_has_one_training_until_it_ends_or_is_killed(tmp_path):
     options = {"checkpoint": tmp_path, "lr": 0.01}
-    late = ff.fit(loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, **options)
+    late = ff.fit(loss, params(), data(), ft.optim.Adam(0.01), batch_size=8, **options)
     holder = Popen([sys.executable, "-c", HOLDER, tmp_path], stdout=PIPE, text=True)
     try:
         assert holder.stdout.readline() == "holds\n"
         says = f"folder '{tmp_path}/' is being written by another ff.fit: process {holder.pid} on host"
         for other in (lambda: ran(**options, steps=0), lambda: list(late)):
-            with pytest.raises(ConfigError, match=says):
+            with pytest.raises(InputError, match=says):
                 other()
     finally:
         holder.kill()
         holder.communicate(timeout=WHOLE_S)
     with pytest.raises(
-        ConfigError, match=r"step-0+3' was written by another training, and this one .* step 0"
+        InputError, match=r"step-0+3' was written by another training, and this one .* step 0"
     ):
         list(late)
     assert ran(**options)[0] == uninterrupted()[3:]
@@ -378,7 +380,7 @@ def test_a_damaged_checkpoint_is_told_with_what_to_do(name, earlier, saved, tmp_
     damage(tmp_path / "made" / "step-000000000003" / file)
     then = "to go on from step-000000000002" if earlier else "to begin again"
     with pytest.raises(
-        ConfigError, match=f"step-000000000003': {file}: .*{message}.*; remove this checkpoint {then}"
+        InputError, match=f"step-000000000003': {file}: .*{message}.*; remove this checkpoint {then}"
     ):
         ran(checkpoint=tmp_path / "made", steps=0)
 
@@ -387,8 +389,11 @@ OTHERS = {
     "another seed": ({"seed": 1}, "seed: was 0, is 1"),
     "another batch size": ({"batch_size": 4}, "batch_size: was 8, is 4"),
     "other rows": ({"data": data(24)}, "rows: was 20, is 24"),
-    "another optimizer": ({"optimizer": ff.optim.SGD(0.1)}, r"state.optimizer.step: was \('.*\), is None"),
-    "accumulation": ({"accumulate": 2}, "accumulate: was 1, is 2; .*state.sums.first.weight: was None, is"),
+    "another optimizer": ({"optimizer": ft.optim.SGD(0.1)}, r"state.optimizer.step: was \('.*\), is None"),
+    "accumulation": (
+        {"accumulate_steps": 2},
+        "accumulate_steps: was 1, is 2; .*state.sums.first.weight: was None, is",
+    ),
     "a loss scale": ({"loss_scale": "dynamic"}, "state.scale: was None, is"),
     "another dtype": (
         {"params": {"first": params()["first"], "last": {"weight": params()["last"]["weight"].astype("f8")}}},
@@ -401,30 +406,30 @@ OTHERS = {
 def test_a_checkpoint_of_another_training_is_refused_with_what_differs(name, saved):
     options, message = OTHERS[name]
     with pytest.raises(
-        ConfigError, match=f"is of another training: .*{message}.*; give the same, or another folder"
+        InputError, match=f"is of another training: .*{message}.*; give the same, or another folder"
     ):
         ff.fit(
             loss,
             options.get("params", params()),
             options.get("data", data()),
             checkpoint=saved,
-            **{"batch_size": 8, "optimizer": ff.optim.Adam(0.01)}
+            **{"batch_size": 8, "optimizer": ft.optim.Adam(0.01)}
             | {n: value for n, value in options.items() if n not in ("params", "data")},
         )
 
 
 def test_other_settings_of_the_optimizer_hold_and_are_told(saved, tmp_path):
     copytree(saved, tmp_path / "made")
-    says = r"step-0+3': other settings hold from here: optimizer.lr: was '0.01', is '0.02'; clip: was 'None', is '1'"
+    says = r"step-0+3': other settings hold from here: optimizer.lr: was '0.01', is '0.02'; clip_norm: was 'None'"
     with pytest.warns(UserWarning, match=says):
-        ran(checkpoint=tmp_path / "made", optimizer=ff.optim.Adam(0.02), clip=1, steps=0)
+        ran(checkpoint=tmp_path / "made", optimizer=ft.optim.Adam(0.02), clip_norm=1, steps=0)
 
 
 @pytest.mark.parametrize(("steps", "batch"), [(2, 1), (3, 2)], ids=["within an epoch", "after an epoch"])
 def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(steps, batch, saved, tmp_path):
     copytree(saved / f"step-{steps:012}", tmp_path / "made" / f"step-{steps:012}")
     with pytest.raises(
-        ConfigError, match=f"batch {batch} of epoch 0 is another one than before; give the same data"
+        InputError, match=f"batch {batch} of epoch 0 is another one than before; give the same data"
     ):
         ran(checkpoint=tmp_path / "made", data={name: value + 1 for name, value in data().items()})
 
@@ -436,7 +441,7 @@ def test_a_loader_that_shuffles_goes_on_after_a_whole_epoch(tmp_path):
     for epochs in (1, 2):
         rows = np.random.default_rng().permutation(8)
         training = ff.fit(
-            loss, params(), lambda epoch, rows=rows: batches(rows), ff.optim.SGD(0.1), epochs=epochs,
+            loss, params(), lambda epoch, rows=rows: batches(rows), ft.optim.SGD(0.1), epochs=epochs,
             checkpoint=tmp_path,
         )  # fmt: skip
         assert [step.index for step in training] == [epochs - 1]
@@ -446,5 +451,5 @@ def test_a_checkpoint_of_another_release_is_refused(saved, tmp_path):
     copytree(saved, tmp_path / "made")
     file = tmp_path / "made" / "step-000000000003" / "manifest.json"
     file.write_bytes(sealed({**opened(file.read_bytes()), "format": "checkpoint 9"}))
-    with pytest.raises(ConfigError, match=r"format 'checkpoint 9', and .* reads '.* 3'; go on with the rel"):
+    with pytest.raises(InputError, match=r"format 'checkpoint 9', and .* reads '.* 3'; go on with the rel"):
         ran(checkpoint=tmp_path / "made", steps=0)

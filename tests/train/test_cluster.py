@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+import dask_ferro.tensor as ft
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.pytree import paths
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.train import checkpoint
@@ -23,9 +24,9 @@ from tests.waiting import WHOLE_S, until
 
 pytestmark = pytest.mark.cluster
 OPTIONS = {
-    "accumulate": 2,
-    "clip": 0.4,
-    "loss_scale": ff.LossScale(2.0**10, interval=2),
+    "accumulate_steps": 2,
+    "clip_norm": 0.4,
+    "loss_scale": ff.LossScaler(2.0**10, interval=2),
     "data": data(24),
     "epochs": 1,
 }
@@ -58,9 +59,14 @@ def test_on_workers_it_has_the_bits_of_one_process_and_workers_write_their_parts
     assert same_bits(found, after)
 
 
+def test_a_checkpoint_raises_the_error_of_a_part_that_cannot_be_computed_again(client):
+    with pytest.raises(ZeroDivisionError):
+        checkpoint._wait_for(client, [client.submit(divmod, 1, 0)])
+
+
 def test_rows_and_weights_over_two_axes_give_the_losses_of_no_plan(request):
     """Four ranks on two workers, and a last batch of five rows."""
-    options = {"data": data(21), "epochs": 1, "clip": 0.4}
+    options = {"data": data(21), "epochs": 1, "clip_norm": 0.4}
     wanted, wanted_params = ran(**options)
     client = request.getfixturevalue("client")
     told, found = ran(**options, plan=FSDP)
@@ -76,7 +82,7 @@ def test_a_folder_that_workers_do_not_see_is_refused_before_anything_is_computed
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(
-            ConfigError, match=r"2 of 2 workers .* do not see '/proc/self/fd/.*; give a folder on a file"
+            InputError, match=r"2 of 2 workers .* do not see '/proc/self/fd/.*; give a folder on a file"
         ):
             ran(checkpoint=f"/proc/self/fd/{handle}/checkpoints", steps=0)
     finally:
@@ -90,7 +96,14 @@ def test_a_loop_is_left_without_a_checkpoint_if_the_workers_are_gone(tmp_path, m
         distributed.Client(own) as client,
     ):
         training = ff.fit(
-            loss, params(), data(), ff.optim.SGD(0.1), batch_size=8, epochs=2, checkpoint=tmp_path, every=2
+            loss,
+            params(),
+            data(),
+            ft.optim.SGD(0.1),
+            batch_size=8,
+            epochs=2,
+            checkpoint=tmp_path,
+            checkpoint_every=2,
         )
         steps = iter(training)
         for _ in range(4):
@@ -104,7 +117,7 @@ def test_a_loop_is_left_without_a_checkpoint_if_the_workers_are_gone(tmp_path, m
 
 @on_cluster(workers=1)
 async def test_an_asynchronous_client_is_refused(client):
-    with pytest.raises(ConfigError, match="the client is asynchronous, and steps are waited for"):
+    with pytest.raises(InputError, match="the client is asynchronous, and steps are waited for"):
         ran(steps=1)
 
 
@@ -112,7 +125,7 @@ def submitted(told, count=24):
     """Train with a rate that notes its steps; yield the number of those that are submitted as the loop has each."""
     rates = []
     training = ff.fit(
-        loss, params(), data(count), ff.optim.SGD(0.1), batch_size=8, lr=lambda n: rates.append(n) or 0.1
+        loss, params(), data(count), ft.optim.SGD(0.1), batch_size=8, lr=lambda n: rates.append(n) or 0.1
     )
     for step in training:
         told.append(step.loss)
@@ -139,11 +152,11 @@ def test_a_group_holds_so_many_bytes_and_one_step_at_least(nbytes, client, monke
 def test_losses_that_are_there_are_fetched_together(client, monkeypatch):
     fetched = []
     monkeypatch.setattr(training_module, "gather", lambda tree: fetched.append(tree) or gather(tree))
-    steps = list(ff.fit(loss, params(), data(40), ff.optim.SGD(0.1), batch_size=8, loss_scale="dynamic"))
+    steps = list(ff.fit(loss, params(), data(40), ft.optim.SGD(0.1), batch_size=8, loss_scale="dynamic"))
     # The loss, and whether there was an update, but not the scale.
     numbers = [leaf for tree in fetched for _, leaf in paths(tree)]
     assert (len(numbers), len(steps)) == (10, 5)
-    last, _ = ran(data=data(40), optimizer=ff.optim.SGD(0.1), epochs=1, loss_scale="dynamic")
+    last, _ = ran(data=data(40), optimizer=ft.optim.SGD(0.1), epochs=1, loss_scale="dynamic")
     assert [step.loss for step in steps] == [row[4] for row in last]
 
 
@@ -158,7 +171,7 @@ def test_a_batch_that_cannot_be_read_ends_the_loop_after_the_same_steps(size, re
         raise ZeroDivisionError("the disk")
 
     def told():
-        steps, found = iter(ff.fit(loss, params(), batches, ff.optim.SGD(0.1))), []
+        steps, found = iter(ff.fit(loss, params(), batches, ft.optim.SGD(0.1))), []
         with pytest.raises(ZeroDivisionError):
             found.extend(step.loss for step in steps)
         return found
@@ -172,7 +185,7 @@ def test_a_batch_that_cannot_be_read_ends_the_loop_after_the_same_steps(size, re
 def test_a_loop_that_was_left_goes_on_with_the_step_after_its_last(request):
     whole = [row[4] for row in ran(data=data(40))[0]]
     request.getfixturevalue("client")
-    training = ff.fit(loss, params(), data(40), ff.optim.Adam(0.01), batch_size=8, epochs=2)
+    training = ff.fit(loss, params(), data(40), ft.optim.Adam(0.01), batch_size=8, epochs=2)
     losses = [next(iter(training)).loss for _ in range(3)]
     losses += [step.loss for step in training]
     assert losses == whole
@@ -192,7 +205,7 @@ def test_ctrl_c_while_a_step_is_waited_for_leaves_a_checkpoint_of_the_one_before
 
     monkeypatch.setattr(training_module, "gather", interrupted)
     training = ff.fit(
-        loss, params(), data(), ff.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
+        loss, params(), data(), ft.optim.Adam(0.01), batch_size=8, epochs=2, checkpoint=tmp_path
     )
     steps = iter(training)
     assert next(steps).index == 0
@@ -225,7 +238,7 @@ def test_a_training_goes_on_after_the_deaths_of_all_workers(calls, plan, tmp_pat
             loss,
             params(),
             data(),
-            ff.optim.Adam(0.01),
+            ft.optim.Adam(0.01),
             batch_size=8,
             epochs=2,
             checkpoint=tmp_path,
@@ -255,8 +268,8 @@ def test_steps_before_one_that_fails_reach_the_loop(size, client, monkeypatch):
     batches[9] = {"i": np.array([1, 2, 300])}
     table = np.arange(40.0, dtype="f4").reshape(10, 4)
     training = ff.fit(
-        lambda params, batch: ff.take(params["table"], batch["i"], axis=0).sum(), {"table": table}, batches,
-        ff.optim.SGD(0.01), seed=None,
+        lambda params, batch: ft.take(params["table"], batch["i"], axis=0).sum(), {"table": table}, batches,
+        ft.optim.SGD(0.01), seed=None,
     )  # fmt: skip
     found = []
     with pytest.raises(Exception, match="300"):

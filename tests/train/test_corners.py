@@ -9,16 +9,17 @@ import pandas as pd
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+import dask_ferro.tensor as ft
+from dask_ferro.errors import InputError
 from tests.clusters import running
 
 X = np.arange(30, dtype="f4").reshape(10, 3) / 10
 DATA = {"x": X, "y": X.sum(1, keepdims=True)}
-SLOW = ff.optim.SGD(0.1)
+SLOW = ft.optim.SGD(0.1)
 
 
 def loss(p, batch):
-    return ff.nn.mse_loss(batch["x"] @ p["w"], batch["y"])
+    return ft.nn.mse_loss(batch["x"] @ p["w"], batch["y"])
 
 
 def fitted(data=DATA, of=loss, params=None, **options):
@@ -35,12 +36,12 @@ USUAL = losses(fitted())
 
 
 def test_a_tensor_that_is_given_twice_is_refused():
-    w = ff.asarray(np.eye(3, dtype="f4"), name="w")
+    w = ft.asarray(np.eye(3, dtype="f4"), name="w")
 
     def tied(p, x):
-        return ff.mean(x @ p["enc"] @ ff.matrix_transpose(p["dec"]))
+        return ft.mean(x @ p["enc"] @ ft.matrix_transpose(p["dec"]))
 
-    with pytest.raises(ConfigError, match="params: 'enc' and 'dec' are one tensor; give it once"):
+    with pytest.raises(InputError, match="params: 'enc' and 'dec' are one tensor; give it once"):
         fitted(X, tied, {"enc": w, "dec": w})
 
 
@@ -85,9 +86,9 @@ def test_a_column_without_numbers_is_left_out_or_refused_if_it_is_read(kind, pla
     assert [*begun, *losses(fitted(path, **options))] == losses(fitted(batch_size=2, plan=plan))
 
     def reads(p, batch):
-        return loss(p, batch) + ff.mean(batch["more"])
+        return loss(p, batch) + ft.mean(batch["more"])
 
-    with pytest.raises(ConfigError, match=r"'more': '.*' has .*, wanted numbers; encode it before"):
+    with pytest.raises(InputError, match=r"'more': '.*' has .*, wanted numbers; encode it before"):
         fitted(path, reads, **options)
 
 
@@ -111,8 +112,8 @@ def test_texts_in_a_tuple_are_left_unread(tmp_path):
 
 
 def test_an_array_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match="batches: 'z': there is no such array; wanted one of x, y"):
-        fitted(of=lambda p, b: loss(p, b) + ff.mean(b["z"]))
+    with pytest.raises(InputError, match="batches: 'z': there is no such array; wanted one of x, y"):
+        fitted(of=lambda p, b: loss(p, b) + ft.mean(b["z"]))
 
 
 def test_what_a_step_returns_is_not_written_to():
@@ -157,17 +158,17 @@ def test_a_loader_in_another_order_does_not_go_on_in_silence():
     for step in training:
         if step.index == 2:
             break
-    with pytest.raises(ConfigError, match="batch 2 of epoch 0 is another one than before"):
+    with pytest.raises(InputError, match="batch 2 of epoch 0 is another one than before"):
         losses(training)
 
 
 def test_dropout_has_the_same_places_in_micro_batches():
     def dropped(p, batch, step, rows):
-        x = ff.nn.dropout(batch["x"], 0.5, seed=0, layer="a", step=step, rows=rows)
-        return ff.mean(x * p["w"])
+        x = ft.nn.dropout(batch["x"], 0.5, seed=0, layer="a", step=step, rows=rows)
+        return ft.mean(x * p["w"])
 
     data, start = {"x": np.ones((8, 3), "f4")}, {"w": np.float32(1)}
-    options = {"batch_size": 8, "epochs": 3, "optimizer": ff.optim.SGD(0.0)}
+    options = {"batch_size": 8, "epochs": 3, "optimizer": ft.optim.SGD(0.0)}
     wanted = losses(fitted(data, dropped, start, **options))
     assert len(set(wanted)) == 3
     data_plan = {"mesh": {"data": 2}, "inputs": {"x": 0}}
@@ -179,16 +180,16 @@ def test_dropout_has_the_same_places_in_micro_batches():
 def test_on_a_client_and_after_it():
     with running(2, processes=False) as client:
         assert losses(fitted({**DATA, "id": np.arange(10)})) == USUAL
-        w = ff.asarray(np.zeros((3, 1), "f4"), name="w")
+        w = ft.asarray(np.zeros((3, 1), "f4"), name="w")
         for rows, size in ((None, 4), (5, 5)):
-            of = ff.nn.mse_loss(ff.argument("x", (rows, 3)) @ w, ff.argument("y", (rows, 1)))
+            of = ft.nn.mse_loss(ft.input("x", (rows, 3)) @ w, ft.input("y", (rows, 1)))
             assert losses(fitted(of=of, params={"w": w}, batch_size=size)) == losses(fitted(batch_size=size))
         training = fitted()
         for step in training:
             if step.index == 1:
                 break
         client.close()
-        with pytest.raises(ConfigError, match="on the workers of a client that is closed"):
+        with pytest.raises(InputError, match="on the workers of a client that is closed"):
             losses(training)
-        with pytest.raises(ConfigError, match="on the workers of a client that is closed"):
+        with pytest.raises(InputError, match="on the workers of a client that is closed"):
             assert training.params

@@ -12,15 +12,16 @@ import pytest
 import torch
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from examples import train_parallel as example
 
 STEPS = 200
 OPTIMIZERS = {
-    "SGD": (ff.optim.SGD(0.5), lambda held: torch.optim.SGD(held, 0.5)),
-    "momentum": (ff.optim.SGD(0.1, momentum=0.9), lambda held: torch.optim.SGD(held, 0.1, momentum=0.9)),
-    "Adam": (ff.optim.Adam(0.002), lambda held: torch.optim.Adam(held, 0.002)),
+    "SGD": (ft.optim.SGD(0.5), lambda held: torch.optim.SGD(held, 0.5)),
+    "momentum": (ft.optim.SGD(0.1, momentum=0.9), lambda held: torch.optim.SGD(held, 0.1, momentum=0.9)),
+    "Adam": (ft.optim.Adam(0.002), lambda held: torch.optim.Adam(held, 0.002)),
     "AdamW": (
-        ff.optim.AdamW(0.002, weight_decay=0.1),
+        ft.optim.AdamW(0.002, weight_decay=0.1),
         lambda held: torch.optim.AdamW(held, 0.002, weight_decay=0.1),
     ),
 }

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+import dask_ferro.tensor as ft
+from dask_ferro.errors import InputError
 from tests.each import every
 from tests.train.nets import PLANS, data, leaves, loss, params, ran, same_bits
 
 ROWS = data(24)
 SPOILED = {**ROWS, "x": np.where(np.arange(24)[:, None] == 9, np.nan, ROWS["x"]).astype("f4")}
 WITHOUT = {name: np.delete(value, range(8, 16), axis=0) for name, value in ROWS.items()}
-OPTIONS = {"seed": None, "epochs": 1, "optimizer": ff.optim.Adam(0.01)}
+OPTIONS = {"seed": None, "epochs": 1, "optimizer": ft.optim.Adam(0.01)}
 
 
 def told(training, into):
@@ -34,13 +35,19 @@ def test_a_batch_with_a_nan_stops_or_changes_nothing(where, plan, tmp_path, requ
     both, after_two = ran(data=WITHOUT, **options)
 
     def training(nonfinite):
-        given = {"batch_size": 8, "nonfinite": nonfinite, "checkpoint": tmp_path, "every": 1, **options}
+        given = {
+            "batch_size": 8,
+            "nonfinite": nonfinite,
+            "checkpoint": tmp_path,
+            "checkpoint_every": 1,
+            **options,
+        }
         return ff.fit(loss, params(), SPOILED, given.pop("optimizer"), **given)
 
     seen, stops = [], training("stop")
     for _ in range(2):
         with pytest.raises(
-            ConfigError, match=r"loss of batch 1 of epoch 0 \(step 1\) is nan, wanted a finite"
+            InputError, match=r"loss of batch 1 of epoch 0 \(step 1\) is nan, wanted a finite"
         ):
             told(stops, seen)
     assert seen == [(0, True, first[0][4])]
@@ -53,10 +60,8 @@ def test_a_batch_with_a_nan_stops_or_changes_nothing(where, plan, tmp_path, requ
     assert same_bits(skips.params, after_two)
     assert sorted(os.listdir(tmp_path)) == ["step-000000000002", "step-000000000003"]
 
-    with pytest.raises(
-        ConfigError, match=r"arrays .* not finite; none was written, and those before it stay"
-    ):
-        ran(data=SPOILED, nonfinite="continue", checkpoint=tmp_path / "own", every=1, **options)
+    with pytest.raises(InputError, match=r"arrays .* not finite; none was written, and those before it stay"):
+        ran(data=SPOILED, nonfinite="continue", checkpoint=tmp_path / "own", checkpoint_every=1, **options)
     assert os.listdir(tmp_path / "own") == ["step-000000000001"]
     _, lost = ran(data=SPOILED, nonfinite="continue", **options)
     assert all(np.isnan(leaf).all() for leaf in leaves(lost)[:2])
@@ -64,7 +69,7 @@ def test_a_batch_with_a_nan_stops_or_changes_nothing(where, plan, tmp_path, requ
 
 def root(p, batch):
     """A loss whose slope is infinite where x is 0, and whose value is not finite where t is not."""
-    return ff.mean(ff.sqrt(batch["x"] * p["w"])) + ff.mean(batch["t"])
+    return ft.mean(ft.sqrt(batch["x"] * p["w"])) + ft.mean(batch["t"])
 
 
 PAIR = np.array([0, 0, 1, 1, 0, 0], bool)
@@ -86,12 +91,12 @@ def test_a_skipped_batch_counts_for_no_update_and_no_mean(name, accumulate, form
     options = {"batch_size": 2, "epochs": 3, "seed": None, "patience": 1, "nonfinite": "skip", **FORMS[form]}
 
     def trained(data, **more):
-        training = ff.fit(root, {"w": np.ones(1, "f4")}, data, ff.optim.SGD(0.1), **options, **more)
+        training = ff.fit(root, {"w": np.ones(1, "f4")}, data, ft.optim.SGD(0.1), **options, **more)
         return list(training), training.params
 
     mask = PAIR.reshape(-1, *(1,) * (ONES[spoiled].ndim - 1))
     steps, after = trained(
-        {**ONES, spoiled: np.where(mask, value, ONES[spoiled]).astype("f4")}, accumulate=accumulate
+        {**ONES, spoiled: np.where(mask, value, ONES[spoiled]).astype("f4")}, accumulate_steps=accumulate
     )
     np.testing.assert_equal([step.loss for step in steps][1::3], [loss] * 3)
     assert [step.is_updated for step in steps] == [accumulate == 1, accumulate == 2, True] * 3

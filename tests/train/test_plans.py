@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+import dask_ferro.tensor as ft
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.regions import REMAT_KEY
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from tests.each import every
@@ -27,10 +28,10 @@ from tests.pairs import covering
 from tests.train.nets import FSDP, PLANS, data, dropped, leaves, loss, params, ran, same_bits
 
 OPTIMIZERS = {
-    "SGD": ff.optim.SGD(0.1),
-    "momentum": ff.optim.SGD(0.05, momentum=0.9),
-    "Adam": ff.optim.Adam(0.02),
-    "AdamW": ff.optim.AdamW(0.02, weight_decay=0.1),
+    "SGD": ft.optim.SGD(0.1),
+    "momentum": ft.optim.SGD(0.05, momentum=0.9),
+    "Adam": ft.optim.Adam(0.02),
+    "AdamW": ft.optim.AdamW(0.02, weight_decay=0.1),
 }
 CLIP = 0.4  # below the norm of the first gradients
 parallel = [name for name in PLANS if name != "none"]
@@ -41,7 +42,7 @@ SLOW = ("tensor", "data x tensor")
 @cache
 def trained(plan, optimizer, accumulate, clip):
     # Three batches: with two of them a group, one is left.
-    chosen = {"optimizer": OPTIMIZERS[optimizer], "accumulate": accumulate, "clip": clip}
+    chosen = {"optimizer": OPTIMIZERS[optimizer], "accumulate_steps": accumulate, "clip_norm": clip}
     return ran(plan=PLANS[plan], data=data(24), epochs=1, **chosen)
 
 
@@ -121,8 +122,8 @@ def optioned(row):
         precision=row.precision,
         # float16's own begins with steps that are left out.
         loss_scale=2.0**8 if row.precision == "float16" else None,
-        accumulate=row.accumulate,
-        clip=row.clip,
+        accumulate_steps=row.accumulate,
+        clip_norm=row.clip,
         optimizer=OPTIMIZERS["momentum"],
         data=data(24),
         epochs=1,
@@ -159,7 +160,7 @@ def scheduled(optimizer, precision, accumulate, plan="none", schedule=None):
         optimizer=OPTIMIZERS[optimizer],
         precision=precision,
         loss_scale=2.0**8 if precision == "float16" else None,
-        accumulate=accumulate,
+        accumulate_steps=accumulate,
         plan=PLANS[plan],
         data=data(24),
         epochs=1,
@@ -199,8 +200,8 @@ def test_a_resumed_training_has_the_same_bits_by_any_plan(plan, tmp_path):
 
 def assert_resumed_alike(folder, *, steps, **options):
     """A training that is left after so many steps goes on to the bits of one that is not, with all options on."""
-    scale = ff.LossScale(2.0**10, interval=2)
-    options |= {"accumulate": 2, "clip": CLIP, "loss_scale": scale, "data": data(24)}
+    scale = ff.LossScaler(2.0**10, interval=2)
+    options |= {"accumulate_steps": 2, "clip_norm": CLIP, "loss_scale": scale, "data": data(24)}
     whole, params = ran(**options)
     first, _ = ran(**options, checkpoint=folder, steps=steps)
     rest, after = ran(**options, checkpoint=folder)
@@ -228,7 +229,7 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
         ),
         (
             {"micro_batches": 4, "data": data(18)},
-            "one has 2 rows, wanted a multiple of the 4 micro-batches; .*, or last='drop'",
+            "one has 2 rows, wanted a multiple of the 4 micro-batches; .*, or drop_last=True",
         ),
         (
             {"plan": {**FSDP, "mesh": {"data": 2, "fsdp": 3}}},
@@ -244,8 +245,14 @@ def test_a_checkpoint_goes_on_by_another_plan(tmp_path):
     ],
 )
 def test_what_a_plan_cannot_split_is_refused_before_anything_is_computed(options, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         ran(**options, steps=0)
+
+
+def test_a_batch_without_rows_is_refused():
+    batches = [data(8), {name: array[:0] for name, array in data(8).items()}]
+    with pytest.raises(InputError, match="one has 0 rows, wanted 1 or more; leave it out"):
+        ran(data=batches, batch_size=None)
 
 
 @pytest.mark.parametrize("split", [{}, {"optimizer_state": {"data": 0}}], ids=["one graph", "split state"])
@@ -279,8 +286,8 @@ def test_a_pattern_for_inputs_of_the_batch_is_none_for_the_optimizers_state(spli
 )  # fmt: skip
 @pytest.mark.filterwarnings("error")
 def test_rows_that_ranks_do_not_divide_give_the_losses_of_no_plan(options, batches):
-    told, params = ran(**options, clip=CLIP, epochs=1)
-    wanted, wanted_params = ran(**{**options, "plan": None}, clip=CLIP, epochs=1)
+    told, params = ran(**options, clip_norm=CLIP, epochs=1)
+    wanted, wanted_params = ran(**{**options, "plan": None}, clip_norm=CLIP, epochs=1)
     assert [row[2] for row in told] == batches
     assert [row[:4] for row in told] == [row[:4] for row in wanted]
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=1e-5, atol=1e-5)

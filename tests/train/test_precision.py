@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from tests.each import every
 from tests.graph.tensor.imported.nets import NETS, batch, path
 from tests.train.nets import PLANS
@@ -33,21 +34,21 @@ def product(p, b):
 
 
 def convolved(p, b):
-    return ff.nn.conv2d(b["image"], p["c"])
+    return ft.nn.conv2d(b["image"], p["c"])
 
 
 # Losses with an operator, or its gradient, that ONNX's operator set 21 has not in bfloat16.
 LOSSES = {
-    "Conv": lambda p, b: ff.mean(convolved(p, b) ** 2),
-    "MaxPool of Conv": lambda p, b: ff.mean(ff.nn.max_pool2d(convolved(p, b), 2) ** 2),
-    "AveragePool of Conv": lambda p, b: ff.mean(ff.nn.avg_pool2d(convolved(p, b), 2) ** 2),
-    "LSTM": lambda p, b: ff.mean(
-        ff.nn.lstm(ff.reshape(b["x"], (-1, 2, 3)), p["gates"], p["gates"], batch_first=True)[0] ** 2
+    "Conv": lambda p, b: ft.mean(convolved(p, b) ** 2),
+    "MaxPool of Conv": lambda p, b: ft.mean(ft.nn.max_pool2d(convolved(p, b), 2) ** 2),
+    "AveragePool of Conv": lambda p, b: ft.mean(ft.nn.avg_pool2d(convolved(p, b), 2) ** 2),
+    "LSTM": lambda p, b: ft.mean(
+        ft.nn.lstm(ft.reshape(b["x"], (-1, 2, 3)), p["gates"], p["gates"], batch_first=True)[0] ** 2
     ),
-    "Sin": lambda p, b: ff.mean(ff.sin(product(p, b))),
-    "Sinh": lambda p, b: ff.mean(ff.sinh(product(p, b))),
-    "Round": lambda p, b: ff.mean(ff.round(product(p, b)) + product(p, b) ** 2),
-    "TopK": lambda p, b: ff.mean(ff.sort(product(p, b), axis=1)[:, :2] ** 2),
+    "Sin": lambda p, b: ft.mean(ft.sin(product(p, b))),
+    "Sinh": lambda p, b: ft.mean(ft.sinh(product(p, b))),
+    "Round": lambda p, b: ft.mean(ft.round(product(p, b)) + product(p, b) ** 2),
+    "TopK": lambda p, b: ft.mean(ft.sort(product(p, b), axis=1)[:, :2] ** 2),
 }
 
 
@@ -55,7 +56,7 @@ LOSSES = {
 def bare(name, precision, split=None):
     plan = {"mesh": {"data": 2}, "inputs": {split: 0}} if split else None
     options = {"epochs": 3, "batch_size": 8, "seed": None, "precision": precision, "plan": plan}
-    return [step.loss for step in ff.fit(LOSSES[name], PARAMS, ROWS, ff.optim.SGD(0.05), **options)]
+    return [step.loss for step in ff.fit(LOSSES[name], PARAMS, ROWS, ft.optim.SGD(0.05), **options)]
 
 
 @every("name", LOSSES)
@@ -92,17 +93,17 @@ def plan_of(name, plan):
 @cache
 def loaded(name, precision, plan):
     """Losses of 20 steps, and the parameters after them."""
-    model = ff.load(path(name, "dynamo"))
+    model = ff.load_trainable(path(name, "dynamo"))
 
     def loss(params, b):
-        return ff.nn.cross_entropy(model(b["x"], params=params), b["t"])
+        return ft.nn.cross_entropy(model(b["x"], params=params), b["t"])
 
     rows = {"x": batch(name, 8).numpy(), "t": np.arange(8) % 5}
     training = ff.fit(
         loss,
         model.parameters(),
         rows,
-        ff.optim.SGD(0.05, momentum=0.9),
+        ft.optim.SGD(0.05, momentum=0.9),
         plan=plan_of(name, plan),
         epochs=20,
         batch_size=8,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.tensor import asarray
 from dask_ferro.lower.tensor import compute
-from dask_ferro.train.update import LossScale, all_finite, loss_scale_of, next_scale
+from dask_ferro.train.update import LossScaler, all_finite, loss_scale_of, next_scale
 
-HOW = LossScale(initial=2.0**10, interval=3)
+HOW = LossScaler(initial=2.0**10, interval=3)
 # scale, finite steps in a row, whether this one is finite -> scale, finite steps in a row
 TRANSITIONS = {
     "a finite step is counted": ((1024, 0, True), (1024, 1)),
@@ -49,9 +49,9 @@ def test_gradients_are_finite_if_all_of_them_are(values, finite):
     [
         (None, None, None),
         (None, "bfloat16", None),
-        (None, "float16", LossScale()),
-        ("dynamic", None, LossScale()),
-        (1024, None, LossScale(1024.0, growth=1.0, backoff=1.0)),
+        (None, "float16", LossScaler()),
+        ("dynamic", None, LossScaler()),
+        (1024, None, LossScaler(1024.0, growth=1.0, backoff=1.0)),
         (HOW, "float16", HOW),
     ],
 )
@@ -62,15 +62,15 @@ def test_the_scale_of_what_was_asked(asked, precision, scale):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: LossScale(1000.0), "initial: got 1000.0, wanted a power of two from 1 to"),
-        (lambda: LossScale(0.5), "initial: got 0.5"),
-        (lambda: LossScale(growth=0.5), "growth: got 0.5, wanted a power of two from 1"),
-        (lambda: LossScale(backoff=2.0), "backoff: got 2.0"),
-        (lambda: LossScale(interval=0), "interval: got 0, wanted a number of steps from 1 on"),
+        (lambda: LossScaler(1000.0), "initial: got 1000.0, wanted a power of two from 1 to"),
+        (lambda: LossScaler(0.5), "initial: got 0.5"),
+        (lambda: LossScaler(growth=0.5), "growth: got 0.5, wanted a power of two from 1"),
+        (lambda: LossScaler(backoff=2.0), "backoff: got 2.0"),
+        (lambda: LossScaler(interval=0), "interval: got 0, wanted a number of steps from 1 on"),
         (lambda: loss_scale_of("static", None), "got 'static', wanted 'dynamic', a power of two"),
         (lambda: loss_scale_of(True, None), "got True"),
     ],
 )
 def test_what_is_no_scale_is_refused(wrong, message):
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
         wrong()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.train.batches import Batch, batches_of
 from tests.each import every
 
@@ -131,7 +131,7 @@ def test_only_columns_of_numbers_are_read(tmp_path):
 
 def test_a_table_without_numbers_is_refused(tmp_path):
     pd.DataFrame({"name": ["a"] * ROWS}).to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(ConfigError, match=r"'name': '.*t.parquet' has .*string, wanted numbers"):
+    with pytest.raises(InputError, match=r"'name': '.*t.parquet' has .*string, wanted numbers"):
         batches_of(str(tmp_path / "t.parquet"), SIZE, None)
 
 
@@ -166,7 +166,7 @@ def test_a_sampler_is_told_the_epoch():
             "unknown lengths.*compute_chunk_sizes",
         ),
         ("nowhere.parquet", SIZE, "'nowhere.parquet' does not exist; wanted a parquet file"),
-        ([X], SIZE, "batch_size and last are for arrays and files"),
+        ([X], SIZE, "batch_size and drop_last are for arrays and files"),
         ([], None, "an empty sequence"),
         (7, None, "got int, wanted arrays with batch_size="),
         (
@@ -188,7 +188,7 @@ def test_a_sampler_is_told_the_epoch():
     ],
 )
 def test_what_gives_no_batches_is_refused(batches, size, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         batches_of(batches, size, 0)
 
 
@@ -196,7 +196,7 @@ def test_an_iterator_has_one_epoch():
     source = batches_of(iter(listed()), None, 0)
     assert len(taken(source)) == 5
     with pytest.raises(
-        ConfigError, match=r"epoch 1 of a list_iterator has none, .*; an iterator can be read once"
+        InputError, match=r"epoch 1 of a list_iterator has none, .*; an iterator can be read once"
     ):
         taken(source, 1)
 
@@ -210,5 +210,5 @@ def test_an_iterator_has_one_epoch():
     ],
 )
 def test_a_batch_without_rows_is_refused(batch, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         assert Batch.of(batch).rows

@@ -26,8 +26,8 @@ SPLIT = {
 }
 OPTIONS = {
     "plain": {},
-    "clip": {"clip": CLIP},
-    "accumulate": {"accumulate": 2},
+    "clip": {"clip_norm": CLIP},
+    "accumulate": {"accumulate_steps": 2},
     "loss scale": {"loss_scale": 2.0**10},
 }
 # The plans whose graphs are made in less than half a second have all optimizers in every run of the suite.
@@ -60,7 +60,7 @@ def test_losses_and_parameters_are_those_without_a_plan(plan, optimizer, options
 
 
 def test_half_precision_has_the_losses_of_no_plan_but_for_its_rounding():
-    options = {"data": data(24), "epochs": 1, "precision": "float16", "accumulate": 2}
+    options = {"data": data(24), "epochs": 1, "precision": "float16", "accumulate_steps": 2}
     (told, _), (wanted, _) = (ran(plan=plan, **options) for plan in (SPLIT["data"], None))
     np.testing.assert_allclose([r[4:] for r in told], [r[4:] for r in wanted], rtol=5e-3)
 

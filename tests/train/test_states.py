@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from dask_ferro.errors import ConfigError
-from dask_ferro.train.rates import CosineRate, rate_at
+from dask_ferro.errors import InputError
+from dask_ferro.train.rates import CosineDecay, rate_at
 from dask_ferro.train.state import EarlyStopping, TrainingState
 
 # ---- rates -------------------------------------------------------------------------------------------------
@@ -17,21 +17,21 @@ from dask_ferro.train.state import EarlyStopping, TrainingState
     ("update", "rate"), [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (8, 0.55), (12, 0.1), (1000, 0.1)]
 )
 def test_a_cosine_rises_to_its_peak_and_falls_to_the_last_rate(update, rate):
-    assert CosineRate(1.0, updates=12, warmup=4, last=0.1)(update) == pytest.approx(rate)
+    assert CosineDecay(1.0, updates=12, warmup=4, final=0.1)(update) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: CosineRate(-1.0, 5), "peak: got -1.0"),
-        (lambda: CosineRate(1.0, 5, last=math.nan), "last: got nan"),
-        (lambda: CosineRate(1.0, 5, warmup=5), "warm-up of 5 of 5 updates"),
+        (lambda: CosineDecay(-1.0, 5), "peak: got -1.0"),
+        (lambda: CosineDecay(1.0, 5, final=math.nan), "final: got nan"),
+        (lambda: CosineDecay(1.0, 5, warmup=5), "warm-up of 5 of 5 updates"),
         (lambda: rate_at(lambda update: -0.1, 7), r"lr\(7\): got -0.1, wanted a finite number from 0 on"),
         (lambda: rate_at(lambda update: math.inf, 0), "got inf"),
     ],
 )
 def test_rates_out_of_range_are_refused(wrong, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InputError, match=message):
         wrong()
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.graph.tensor.tensor import asarray
 from dask_ferro.lower.tensor import compute
 from dask_ferro.train.update import clipped
@@ -32,12 +33,12 @@ def test_clipping_is_torchs(a, b, most):
         np.testing.assert_allclose(found, tensor.grad.numpy(), rtol=2e-6 / most + 1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", [ff.optim.SGD(0.1), ff.optim.Adam(0.01)], ids=["SGD", "Adam"])
+@pytest.mark.parametrize("optimizer", [ft.optim.SGD(0.1), ft.optim.Adam(0.01)], ids=["SGD", "Adam"])
 @pytest.mark.parametrize("clip", [None, 0.4])
 def test_three_accumulated_batches_are_one_large_batch(optimizer, clip):
     """The last of the three has 4 rows, the others 8: the mean is over rows."""
-    options = {"optimizer": optimizer, "clip": clip, "seed": None}
-    _, apart = ran(accumulate=3, batch_size=8, **options)
+    options = {"optimizer": optimizer, "clip_norm": clip, "seed": None}
+    _, apart = ran(accumulate_steps=3, batch_size=8, **options)
     _, whole = ran(batch_size=20, **options)
     for mine, theirs in zip(leaves(apart), leaves(whole), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
@@ -45,16 +46,16 @@ def test_three_accumulated_batches_are_one_large_batch(optimizer, clip):
 
 def test_sums_of_losses_are_accumulated_as_sums():
     def total(p, batch):
-        return ff.sum((outputs(p, batch["x"]) - batch["t"]) ** 2)
+        return ft.sum((outputs(p, batch["x"]) - batch["t"]) ** 2)
 
-    options = {"loss": total, "reduction": "sum", "seed": None, "optimizer": ff.optim.SGD(1e-3)}
-    (_, apart), (_, whole) = ran(accumulate=3, batch_size=8, **options), ran(batch_size=20, **options)
+    options = {"loss": total, "reduction": "sum", "seed": None, "optimizer": ft.optim.SGD(1e-3)}
+    (_, apart), (_, whole) = ran(accumulate_steps=3, batch_size=8, **options), ran(batch_size=20, **options)
     for mine, theirs in zip(leaves(apart), leaves(whole), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_parameters_stay_until_the_group_is_complete():
-    training = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=8, accumulate=2)
+    training = ff.fit(loss, params(), data(), ft.optim.SGD(0.1), batch_size=8, accumulate_steps=2)
     seen = [(step.is_updated, same_bits(step.params, params())) for step in training]
     # Three batches: a group of two, and one that ends with its epoch.
     assert seen == [(False, True), (True, False), (True, False)]
@@ -63,12 +64,12 @@ def test_parameters_stay_until_the_group_is_complete():
 def test_a_batch_with_infinite_gradients_changes_nothing_and_halves_the_scale():
     spoiled = data()
     spoiled["x"][:8] = np.inf
-    scale = ff.LossScale(2.0**4, interval=2)
+    scale = ff.LossScaler(2.0**4, interval=2)
     training = ff.fit(
         loss,
         params(),
         spoiled,
-        ff.optim.Adam(0.01),
+        ft.optim.Adam(0.01),
         batch_size=8,
         seed=None,
         loss_scale=scale,
@@ -85,7 +86,7 @@ def test_a_batch_with_infinite_gradients_changes_nothing_and_halves_the_scale():
     rest = {name: value[8:] for name, value in spoiled.items()}
     for _ in training:
         pass
-    wanted = ff.fit(loss, params(), rest, ff.optim.Adam(0.01), batch_size=8, seed=None, epochs=2)
+    wanted = ff.fit(loss, params(), rest, ft.optim.Adam(0.01), batch_size=8, seed=None, epochs=2)
     for _ in wanted:
         pass
     for mine, theirs in zip(leaves(training.params), leaves(wanted.params), strict=True):

@@ -10,6 +10,7 @@ import pytest
 from distributed import get_task_stream
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.flow.costs import names_of
 from dask_ferro.train.batches import Batch
 from dask_ferro.train.program import StepInputs
@@ -18,9 +19,9 @@ from tests.each import every
 from tests.train.nets import PLANS, data, distance, loss, params, ran, same_bits
 
 OPTIMIZERS = {
-    "SGD": ff.optim.SGD(0.1),
-    "momentum": ff.optim.SGD(0.1, momentum=0.9),
-    "AdamW": ff.optim.AdamW(0.02, weight_decay=0.1),
+    "SGD": ft.optim.SGD(0.1),
+    "momentum": ft.optim.SGD(0.1, momentum=0.9),
+    "AdamW": ft.optim.AdamW(0.02, weight_decay=0.1),
 }
 RATES = {"rate": None, "falling": lambda update: 0.1 / (1 + update)}
 
@@ -36,8 +37,8 @@ def rows():
 def test_it_has_the_bits_of_two_stages(name, clip, accumulate, precision, rate):
     options = {
         "optimizer": OPTIMIZERS[name],
-        "clip": clip,
-        "accumulate": accumulate,
+        "clip_norm": clip,
+        "accumulate_steps": accumulate,
         "precision": precision,
         "lr": RATES[rate],
     }
@@ -67,12 +68,12 @@ def test_it_has_the_bits_of_two_stages(name, clip, accumulate, precision, rate):
     ],
 )
 def test_a_step_without_stages_and_micro_batches_is_one_graph(options, whole):
-    training = ff.fit(loss, params(), data(), ff.optim.SGD(0.1), batch_size=4, last="drop", **options)
+    training = ff.fit(loss, params(), data(), ft.optim.SGD(0.1), batch_size=4, drop_last=True, **options)
     assert (training._program.pipeline.graphs(4).end is None) == whole
 
 
 def test_a_step_is_one_run_of_one_engine():
-    training = ff.fit(loss, params(), data(), ff.optim.Adam(0.1), batch_size=8, clip=1.0)
+    training = ff.fit(loss, params(), data(), ft.optim.Adam(0.1), batch_size=8, clip_norm=1.0)
     bundle = training._program.pipeline._bundles[False]
     assert [engine for engine, _ in bundle.engines] == ["onnxruntime"]
 
@@ -81,7 +82,7 @@ def tasks_of(ranks, keys=None, **options):
     """Return the tasks of a data-parallel step of Adam over a number of ranks, with further keys of the plan."""
     plan = {"mesh": {"data": ranks}, "inputs": {"x": 0, "t": 0}, **(keys or {})}
     training = ff.fit(
-        loss, params(), data(), ff.optim.Adam(0.1), batch_size=4 * ranks, last="drop", plan=plan, **options
+        loss, params(), data(), ft.optim.Adam(0.1), batch_size=4 * ranks, drop_last=True, plan=plan, **options
     )
     program, rows = training._program, 4 * ranks
     now = training._now
@@ -90,7 +91,11 @@ def tasks_of(ranks, keys=None, **options):
     return dict(run.__dask_graph__())
 
 
-@every("options", [{}, {"clip": 0.4}, {"accumulate": 2}, {"clip": 0.4, "accumulate": 2}], ids=str)
+@every(
+    "options",
+    [{}, {"clip_norm": 0.4}, {"accumulate_steps": 2}, {"clip_norm": 0.4, "accumulate_steps": 2}],
+    ids=str,
+)
 @every("ranks", [2, 4])
 def test_a_data_parallel_step_is_two_segments_a_rank_and_one_sum(ranks, options):
     """Forward and backward, then the update; in between one message between each two ranks, and a loss."""
@@ -113,8 +118,8 @@ def test_a_step_with_split_state_gathers_parameters_after_it(ranks):
 def test_a_data_parallel_step_on_workers_has_the_bits_of_one_process(client, loss_scale):
     options = {
         "plan": PLANS["data"],
-        "clip": 0.4,
-        "accumulate": 2,
+        "clip_norm": 0.4,
+        "accumulate_steps": 2,
         "data": data(32),
         "loss_scale": loss_scale,
     }
@@ -133,7 +138,7 @@ def test_a_data_parallel_step_on_workers_has_the_bits_of_one_process(client, los
 @pytest.mark.cluster
 def test_steps_on_a_cluster_are_bundles(client):
     """Of each group one task computes, and two pick what the loop reads, and the parameters."""
-    training = ff.fit(loss, params(), data(48), ff.optim.Adam(0.1), batch_size=8, seed=None)
+    training = ff.fit(loss, params(), data(48), ft.optim.Adam(0.1), batch_size=8, seed=None)
     with get_task_stream(client) as stream:
         assert len([step.loss for step in training]) == 6
     names = Counter(str(r["key"][0]).rpartition("-")[0].partition(":")[0] for r in stream.data)

@@ -221,7 +221,7 @@ async def test_pages_come_with_the_plugin_once_and_go_with_it(client: Client, sc
     listed = template_variables(scheduler)
     applications = scheduler.http_application.applications
     await ff.install(client)
-    await ff.install(client, answer=7)  # another one
+    await ff.install(client, timeout=7)  # another one
     assert listed["pages"].count("ferro") == 1
     paths = [path for n in NAMES for path in (f"ferro-{n}", f"individual-ferro-{n}")]
     assert [await status(scheduler, path) for path in ("ferro", *paths)] == [200] * 7

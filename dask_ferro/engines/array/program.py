@@ -25,7 +25,7 @@ from dask_ferro.engines import Array, Namespace, OpHook
 from dask_ferro.engines.array.kernel import Fn, Kernel, Op
 from dask_ferro.engines.array.table import find
 from dask_ferro.engines.device.oom import ran_out
-from dask_ferro.errors import UnsupportedOp
+from dask_ferro.errors import UnsupportedOpError
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
 _ABOUT_SHAPES = frozenset({"Shape", "Size"})
@@ -90,7 +90,7 @@ class Program:
 
     Raises
     ------
-    UnsupportedOp
+    UnsupportedOpError
         A node's op, opset or attributes are outside the table.
     """
 
@@ -200,7 +200,7 @@ def _units(
             problem = (
                 f"node {node.name!r}: no {node.op_type} of opset {opset} with these attributes and outputs"
             )
-            raise UnsupportedOp("cannot compile the bundle for array kernels", [problem])
+            raise UnsupportedOpError("cannot compile the bundle for array kernels", [problem])
         inputs = tuple(None if v is None or not v.name else v.name for v in node.inputs)
         outputs = tuple(v.name or "" for v in node.outputs)
         on_host = on_device and _is_hosts(node, {name for name in inputs if name}, hosted, small)

@@ -39,7 +39,7 @@ from dask_ferro.engines.onnxruntime.session import (
     smallest_model,
 )
 from dask_ferro.engines.subgraph import extract
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 CUDA = "CUDAExecutionProvider"
 # By DLPack's device type: ONNX Runtime's names of provider and memory.
@@ -62,12 +62,12 @@ def place_of(device: Device) -> ProviderPlace:
 
     Raises
     ------
-    ConfigError
+    InputError
         No provider here reads this kind of memory.
     """
     kind, index = device.namespace.empty(0).__dlpack_device__()
     if int(kind) not in _PLACES:
-        raise ConfigError(
+        raise InputError(
             f"arrays of {device.namespace.__name__} lie in memory of DLPack's kind {int(kind)}, which no provider of"
             " ONNX Runtime reads here; let the array table compute this bundle"
         )
@@ -114,7 +114,7 @@ class DeviceSessionRun:
 
     Raises
     ------
-    ConfigError
+    InputError
         The provider of the device's memory does not work here.
     """
 
@@ -134,7 +134,7 @@ class DeviceSessionRun:
         self._device = device
         self._place = place_of(device)
         if not works(self._place.provider):
-            raise ConfigError(
+            raise InputError(
                 f"ONNX Runtime's {self._place.provider} does not work here; see docs/howto/gpu.md"
             )
         self._content = piece.proto.SerializeToString()

@@ -34,7 +34,7 @@ from dask_ferro.engines import Array
 from dask_ferro.engines.onnxruntime import HOST
 from dask_ferro.engines.onnxruntime.faster_nodes import SLOW, faster
 from dask_ferro.engines.subgraph import extract
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.nodes import bodies, type_of, value_bytes
 from dask_ferro.graph.ir.regions import REMAT_KEY
 
@@ -131,7 +131,7 @@ class SessionRun:
         except Exception as error:
             if not options.terminate:
                 raise
-            raise ConfigError(
+            raise InputError(
                 f"stopped after {self._limit:g} s, the limit of one bundle (ferro.limits.run); raise it if the model is"
                 " expected to take longer"
             ) from error

@@ -11,7 +11,7 @@ An op is in one of three tables:
 - `RULES`: op -> rules, one an input, the last for all that follow; None where an input has no gradient (axes);
 - `EXPANSIONS`: op -> the same in simpler ops, which are differentiated;
 - `FLAT`: ops whose gradient is 0 almost everywhere, or whose result is no floating point number: they stop it.
-An op in none of them has no gradient here, and asking for one is an `UnsupportedOp` that names op and node.
+An op in none of them has no gradient here, and asking for one is an `UnsupportedOpError` that names op and node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.errors import InputError, UnsupportedOpError
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule
 from dask_ferro.graph.autodiff.rules import elementwise, layout, linear, reductions
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
@@ -50,27 +50,28 @@ def grad(loss: Tensor, params: Tree) -> Tree:
 
     Raises
     ------
-    ConfigError
+    InputError
         The loss is no tensor or no scalar, or something is no floating point number.
-    UnsupportedOp
+    UnsupportedOpError
         An op on the way has no gradient; named, with its node.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> w = ff.argument("w", (3,))
-    >>> ff.grad((w * w).sum(), {"w": w})
+    >>> import dask_ferro.tensor as ft
+    >>> w = ft.input("w", (3,))
+    >>> ft.grad((w * w).sum(), {"w": w})
     {'w': <Tensor Add: float32(3,)>}
     """
     if not isinstance(loss, Tensor):
         remedy = "the tensor that it returns: grad(fn(w), w)" if callable(loss) else "a Tensor"
-        raise ConfigError(f"grad: loss: got a {type(loss).__name__}, wanted {remedy}")
+        raise InputError(f"grad: loss: got a {type(loss).__name__}, wanted {remedy}")
     if loss.ndim:
-        raise ConfigError(f"grad: a loss is a scalar, got {written(loss.shape)}; take its mean or sum")
+        raise InputError(f"grad: a loss is a scalar, got {written(loss.shape)}; take its mean or sum")
     leaves = pytree.leaves(params, "grad")
     for tensor in (loss, *leaves):
         if not tensor.is_floating:
-            raise ConfigError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
+            raise InputError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
     with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
         seed = ones_like(loss)
     gradients = _pull_back([(loss, seed)], leaves)
@@ -85,8 +86,9 @@ def value_and_grad(loss: Tensor, params: Tree) -> tuple[Tensor, Tree]:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> w = ff.argument("w", (3,))
-    >>> ff.value_and_grad((w * w).sum(), w)
+    >>> import dask_ferro.tensor as ft
+    >>> w = ft.input("w", (3,))
+    >>> ft.value_and_grad((w * w).sum(), w)
     (<Tensor ReduceSum: float32()>, <Tensor Add: float32(3,)>)
     """
     return loss, grad(loss, params)
@@ -172,4 +174,4 @@ def _find_rule(node: Node, index: int) -> Rule:
     lacks = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     problem = f"it has none with respect to its input {index}" if row else f"{lacks} has none"
     remedy = "write it with other ops, or keep parameters out of it"
-    raise UnsupportedOp("no gradient", [f"{where}: {problem}; {remedy}"])
+    raise UnsupportedOpError("no gradient", [f"{where}: {problem}; {remedy}"])

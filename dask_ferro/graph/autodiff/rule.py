@@ -10,7 +10,7 @@ runs such nodes with several sizes in place of each unknown dimension: a value t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dask_ferro.errors import UnsupportedOp
+from dask_ferro.errors import UnsupportedOpError
 from dask_ferro.graph.ir.onnx_inference import evaluate
 from dask_ferro.graph.tensor.manipulation import fold, ints, moveaxis, reshape_like, shape_of
 from dask_ferro.graph.tensor.namespace import concat, zeros_like
@@ -29,8 +29,8 @@ Array = npt.NDArray[Any]
 
 # Neighbours, whose remainders differ whatever they are divided by, and one whose quotients differ from theirs.
 _SIZES = (251, 252, 509)
-# A graph of more nodes than this, or of other operators, is no arithmetic on sizes.
-_NODES = 256
+# A graph of more nodes than this, of more unknown dimensions, or of other operators, is no arithmetic on sizes.
+_NODES, _UNKNOWN_DIMS = 256, 4
 _ARITHMETIC = frozenset({
     "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Gather", "Identity", "Max", "Min", "Mod", "Mul", "Neg",
     "Reshape", "Slice", "Squeeze", "Sub", "Transpose", "Unsqueeze",
@@ -89,9 +89,9 @@ class GradientRequest:
             raise self.unsupported(f"its {what} are computed; make them constants")
         return values
 
-    def unsupported(self, reason: str) -> UnsupportedOp:
+    def unsupported(self, reason: str) -> UnsupportedOpError:
         name = f" {self.node.name!r}" if self.node.name else ""
-        return UnsupportedOp(f"no gradient of {self.node.op_type}{name}", [reason])
+        return UnsupportedOpError(f"no gradient of {self.node.op_type}{name}", [reason])
 
 
 Rule = Callable[[GradientRequest], Tensor]
@@ -103,30 +103,44 @@ def known_value(tensor: Tensor) -> Array | None:
     """Return the value of a tensor that depends on no argument and no unknown dimension; None for any other."""
     if (stored := constant_of(tensor)) is not None:
         return stored
-    values = [value for size in _SIZES if (value := _value(tensor, size, {})) is not None]
+    values = [value for size in _SIZES if (value := _value(tensor, size, {}, {})) is not None]
     is_known = len(values) == len(_SIZES) and all(np.array_equal(values[0], value) for value in values)
     return values[0] if is_known else None
 
 
-def _value(tensor: Tensor, size: int, known: dict[int, Array | None]) -> Array | None:
+def _value(
+    tensor: Tensor, size: int, known: dict[int, Array | None], dims: dict[Hashable, int]
+) -> Array | None:
     node = tensor.origin
     if isinstance(node, TensorSource):
         return constant_of(tensor)
     if node.number not in known and len(known) < _NODES:
         # Counted before its inputs, which bounds the depth too.
         known[node.number] = None
-        known[node.number] = _output(node, size, known)
+        known[node.number] = _output(node, size, known, dims)
     return known.get(node.number)
 
 
-def _output(node: Node, size: int, known: dict[int, Array | None]) -> Array | None:
+def _output(node: Node, size: int, known: dict[int, Array | None], dims: dict[Hashable, int]) -> Array | None:
     first = node.inputs[0] if node.inputs and not node.domain else None
     if first is not None and node.op_type == "Shape":
-        dims = [dim if isinstance(dim, int) else size for dim in first.shape]
-        return np.array(dims[node.attribute("start", 0) : node.attribute("end")], np.int64)
+        sizes = list(first.shape)
+        for axis, dim in enumerate(first.shape):
+            if not isinstance(dim, int):
+                # Neither differences nor quotients of unknown dimensions are the same for all sizes: the first of them
+                # is the smallest for odd sizes, and the largest for the even one.
+                number = dims.setdefault(dim or (id(first.origin), first.index, axis), len(dims))
+                power = number + 1 if size % 2 else max(_UNKNOWN_DIMS - number, 1)
+                sizes[axis] = size**power + number
+        is_small = len(dims) <= _UNKNOWN_DIMS
+        return (
+            np.array(sizes[node.attribute("start", 0) : node.attribute("end")], np.int64)
+            if is_small
+            else None
+        )
     if first is None or node.op_type not in _ARITHMETIC:
         return None
-    feeds = {f"x{i}": _value(x, size, known) for i, x in enumerate(node.inputs) if x is not None}
+    feeds = {f"x{i}": _value(x, size, known, dims) for i, x in enumerate(node.inputs) if x is not None}
     inputs = {name: value for name, value in feeds.items() if value is not None}
     # The size of the result is a value of this one alone.
     is_large = node.op_type == "ConstantOfShape" and np.prod(inputs.get("x0", 0)) > _NODES

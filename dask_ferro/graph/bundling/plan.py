@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
 from dask_ferro.graph.bundling.partition import (
     DASK,
@@ -277,7 +277,7 @@ def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quot
     ((0, 1, 2, 3),)
     """
     if workers < 1:
-        raise ConfigError(f"workers: got {workers}, wanted 1 or more")
+        raise InputError(f"workers: got {workers}, wanted 1 or more")
     base = finest(dag)
     if granularity == "model":
         return _whole(base)
@@ -286,7 +286,7 @@ def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quot
     if granularity == "auto":
         return _auto(base, workers)
     if isinstance(granularity, str) or not granularity > 0:
-        raise ConfigError(
+        raise InputError(
             f"granularity: got {granularity!r}, wanted 'auto', 'op', 'model' or a positive number of seconds"
         )
     grain = float(granularity)

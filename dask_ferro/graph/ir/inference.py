@@ -16,7 +16,7 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.messages import TYPE_PROTO, all_types, holds_map, lean_model
 from dask_ferro.graph.ir.onnx_inference import INVENTED, completed, folded
 
@@ -56,7 +56,7 @@ def infer(
     `dims` are sizes of symbolic dimensions, and `shapes` are whole shapes of inputs, which also bind the symbols that
     they meet.  Where a shape contradicts a declared size (a batch of 8 into a model made for 1), or with
     `trusts_declared=False`, every declared shape but the inputs' is dropped and inferred anew.  A dimension or input
-    that the model does not have, a rank that does not fit, and two sizes for one name are a `ConfigError`.
+    that the model does not have, a rank that does not fit, and two sizes for one name are a `InputError`.
     """
     return Inference(model).types(dims=dims, shapes=shapes, trusts_declared=trusts_declared)
 
@@ -249,21 +249,21 @@ def _bindings(
     inputs = {value.name: value for value in graph.inputs}
     for name, shape in shapes.items():
         if name not in inputs:
-            raise ConfigError(
+            raise InputError(
                 f"shapes: the model has no input {name!r}; its inputs are {sorted(map(str, inputs))}"
             )
         declared = declared_type(inputs[name]).shape
         if declared is None:
             continue
         if len(declared) != len(shape):
-            raise ConfigError(
+            raise InputError(
                 f"shapes: input {name!r} has {len(declared)} dimensions {declared}, got {tuple(shape)}"
             )
         for want, got in zip(declared, shape, strict=True):
             if isinstance(want, int):
                 stale |= want != got
             elif want is not None and bound.setdefault(want, got) != got:
-                raise ConfigError(f"dimension {want!r} is {bound[want]} and, by the shape of {name!r}, {got}")
+                raise InputError(f"dimension {want!r} is {bound[want]} and, by the shape of {name!r}, {got}")
     return bound, stale
 
 
@@ -274,7 +274,7 @@ def _check_symbols(graph: ir.Graph, dims: Mapping[str, int]) -> None:
     known = {dim for dim in declared if isinstance(dim, str)}
     for name in dims:
         if name not in known:
-            raise ConfigError(f"dims: the model has no dimension {name!r}; its symbols are {sorted(known)}")
+            raise InputError(f"dims: the model has no dimension {name!r}; its symbols are {sorted(known)}")
 
 
 def _substitute(type_: ValueType, bound: Mapping[str, int]) -> ValueType:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 # Keys of a node's metadata_props.
 REGION_KEY, PHASE_KEY = "dask_ferro.signal", "dask_ferro.phase"
@@ -43,7 +43,7 @@ _CURRENT: ContextVar[Region] = ContextVar("dask_ferro.signal", default=Region())
 
 
 @contextmanager
-def signal(name: str) -> Iterator[str]:
+def region(name: str) -> Iterator[str]:
     """Open the region `name` within the current one, for all nodes written inside the context.
 
     Parameters
@@ -58,19 +58,20 @@ def signal(name: str) -> Iterator[str]:
 
     Raises
     ------
-    ConfigError
+    InputError
         The name is empty, holds a "/", or is no string.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> with ff.signal("layer1"), ff.signal("attention") as path:
+    >>> import dask_ferro.tensor as ft
+    >>> with ft.region("layer1"), ft.region("attention") as path:
     ...     path
     'layer1/attention'
     """
     if not isinstance(name, str) or not name.strip() or "/" in name:
-        raise ConfigError(
-            f"signal: a name is a string that is not empty and has no '/', got {name!r}; nest signals"
+        raise InputError(
+            f"region: a name is a string that is not empty and has no '/', got {name!r}; nest signals"
         )
     around = _CURRENT.get()
     token = _CURRENT.set(around._replace(path=f"{around.path}/{name}" if around.path else name))

@@ -24,7 +24,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, checker, defs
 
-from dask_ferro.errors import ModelError, UnsupportedOp
+from dask_ferro.errors import ModelError, UnsupportedOpError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 from dask_ferro.graph.ir.messages import all_nodes, bodies, domain_of
 from dask_ferro.graph.ir.ml_types import CLASSES
@@ -329,7 +329,7 @@ def check_operators(model: ir.Model, lean: onnx.ModelProto, headline: str) -> No
     ------
     ModelError
         In the checker's words.
-    UnsupportedOp
+    UnsupportedOpError
         An operator that ONNX does not define in any version.
     """
     copy = onnx.ModelProto()
@@ -360,7 +360,7 @@ def _emptied(graph: onnx.GraphProto) -> None:
                 _emptied(body)
 
 
-def _explained(words: str, headline: str) -> ModelError | UnsupportedOp:
+def _explained(words: str, headline: str) -> ModelError | UnsupportedOpError:
     words, _, context = words.partition("\n==> Context")
     node = _NODE.search(context)
     where = f"node {node[1].strip()!r} ({node[2]}): " if node else ""
@@ -375,7 +375,7 @@ def _explained(words: str, headline: str) -> ModelError | UnsupportedOp:
                 if close
                 else "export the model without it, or as a local function"
             )
-            return UnsupportedOp(headline, [f"{where}ONNX has no such operator ({words}); {hint}"])
+            return UnsupportedOpError(headline, [f"{where}ONNX has no such operator ({words}); {hint}"])
         return ModelError(headline, [f"{where}{words}; export the model again, for an opset that has it"])
     remedy = next((r for said, r in _REMEDIES.items() if said in words), "export the model again")
     return ModelError(headline, shown([f"{where}{words}; {remedy}"]))

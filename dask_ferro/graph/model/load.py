@@ -124,9 +124,9 @@ def load(
     ------
     ModelError
         The file is damaged, inconsistent, unsafe or too large.
-    UnsupportedOp
+    UnsupportedOpError
         An operator that ONNX does not define.
-    ConfigError
+    InputError
         There is no such file, it cannot be read, or `source` is something else; `outputs` that the model lacks.
 
     Examples
@@ -167,7 +167,7 @@ def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
 
     Raises
     ------
-    ConfigError
+    InputError
         The weights are more than a protobuf message holds.
     """
     content = self_contained.content(model)

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.messages import external_tensors
 from dask_ferro.graph.model import external_data
 from dask_ferro.graph.model.external_data import FilePart, reference
@@ -65,7 +65,7 @@ class Original(NamedTuple):
 
         Raises
         ------
-        ConfigError
+        InputError
             A folder that does not exist, or a file of the model that changed after it was loaded.
         """
         with publish(path, "save") as part:
@@ -123,7 +123,7 @@ class Original(NamedTuple):
         try:
             return self.held[part] if part in self.held else external_data.content(part)
         except external_data.Problem as problem:
-            raise ConfigError(f"save: weight {tensor.name!r}: {problem}") from problem
+            raise InputError(f"save: weight {tensor.name!r}: {problem}") from problem
 
 
 def _cut(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None:

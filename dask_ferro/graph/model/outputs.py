@@ -12,7 +12,7 @@ from itertools import chain
 
 import onnx
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.messages import uses
 from dask_ferro.words import few
 
@@ -27,19 +27,17 @@ def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
 
     Raises
     ------
-    ConfigError
+    InputError
         It is no name and no collection of names, is empty, or has a name twice.
     """
     names = (outputs,) if isinstance(outputs, str) else outputs
     if not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
-        raise ConfigError(f"outputs={outputs!r}: wanted the name of an output, or a list of names")
+        raise InputError(f"outputs={outputs!r}: wanted the name of an output, or a list of names")
     if not len(names):
-        raise ConfigError(
-            f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them"
-        )
+        raise InputError(f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise ConfigError(f"outputs={outputs!r}: {_listed(twice)} more than once; name each output once")
+        raise InputError(f"outputs={outputs!r}: {_listed(twice)} more than once; name each output once")
     return names if isinstance(names, (set, frozenset)) else tuple(names)
 
 
@@ -55,7 +53,7 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
 
     Raises
     ------
-    ConfigError
+    InputError
         Names that are no outputs of the model.
     """
     known = list(dict.fromkeys(info.name for info in proto.graph.output))
@@ -65,7 +63,7 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
         return ()
     unknown = [name for name in given if name not in set(known)]
     if unknown:
-        raise ConfigError(_unknown(proto.graph, unknown, known, source))
+        raise InputError(_unknown(proto.graph, unknown, known, source))
     names = tuple(n for n in known if n in given) if isinstance(given, Set) else given
     if list(names) == known:
         return ()

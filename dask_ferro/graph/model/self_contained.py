@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 
 # Key in `onnx_ir.Model.meta` of a model that this process made or checked; no file can set it.
 CHECKED = "ferro.checked"
@@ -41,14 +41,14 @@ def content(model: ir.Model) -> bytes:
 
     Raises
     ------
-    ConfigError
+    InputError
         The weights are more than a protobuf message holds.
     """
     large = weight_bytes(model)
     if large >= _MESSAGE_BYTES:
-        raise ConfigError(
+        raise InputError(
             f"the graph's weights are {large} bytes, and one message ends at {_MESSAGE_BYTES}; write it with"
-            " ff.save_onnx, which puts weights beside the file, and run that with ff.from_onnx"
+            " dask_ferro.tensor.save_onnx, which puts weights beside the file, and run that with ff.from_onnx"
         )
     return bytes(ir.to_proto(self_contained(model)).SerializeToString(deterministic=True))
 
@@ -74,12 +74,12 @@ def publish(path: str, where: str) -> Iterator[str]:
 
     Raises
     ------
-    ConfigError
+    InputError
         The folder of `path` does not exist.
     """
     folder, name = os.path.split(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise ConfigError(f"{where}: {path!r}: folder {folder!r} does not exist; make it first")
+        raise InputError(f"{where}: {path!r}: folder {folder!r} does not exist; make it first")
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as part:
         yield os.path.join(part, name)
         # What a model names is there before it: its own name is the shortest.

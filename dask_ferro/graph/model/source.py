@@ -25,7 +25,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from dask_ferro import portable
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import InputError, ModelError
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 CHANGED = "it changed while it was read; load it when it is written to the end"
@@ -61,7 +61,7 @@ def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
 
     Raises
     ------
-    ConfigError
+    InputError
         There is no such file, or it cannot be read.
     ModelError
         An empty file, or a message that protobuf cannot serialize.
@@ -74,7 +74,7 @@ def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
         with _file(os.fspath(source), mapped_above) as file:
             yield file
     else:
-        raise ConfigError(f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}")
+        raise InputError(f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}")
 
 
 def _serialized(proto: onnx.ModelProto) -> bytes:
@@ -99,11 +99,11 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
-            raise ConfigError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
+            raise InputError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
         descriptor = os.open(path, os.O_RDONLY | portable.BINARY)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot load {name!r}: {reason}; give the path of an .onnx file") from error
+        raise InputError(f"cannot load {name!r}: {reason}; give the path of an .onnx file") from error
     try:
         # The size of the open file, since the path may lead to another one by now.
         before = identity(os.fstat(descriptor))
@@ -172,7 +172,7 @@ class SourceFiles:
 
     Raises
     ------
-    ConfigError
+    InputError
         One of them changed; which, and how.
     """
 
@@ -182,7 +182,7 @@ class SourceFiles:
         for file in self.files:
             problem = _problem(file)
             if problem is not None:
-                raise ConfigError(
+                raise InputError(
                     f"file {file.path!r} changed after the graph was built: {problem}; its weights are mapped from "
                     "there (ferro.limits.mapped-above), so leave it as it is while graphs are computed, or build "
                     "the graph again with ff.from_onnx"

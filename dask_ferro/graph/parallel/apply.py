@@ -26,7 +26,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError, did_you_mean
+from dask_ferro.errors import InputError, did_you_mean
 from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
@@ -116,12 +116,12 @@ class Applied:
 
         Raises
         ------
-        ConfigError, UnsupportedOp
+        InputError, UnsupportedOpError
             As `sharding.propagate`; and an input in `follow` that the graph does not have.
         """
         known = {value.name for value in self.model.graph.inputs}
         if wrong := sorted(set((follow or {}).values()) - known):
-            raise ConfigError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
+            raise InputError(f"follow: the graph has no input {wrong}; it has {sorted(map(str, known))}")
         types = infer_types(self.model, dims)
         placed = place_rows(self.placements, self.model, types, self.mesh)
         ends = {end: placed.get(start, {}) for end, start in (follow or {}).items()} | dict(outputs or {})
@@ -136,27 +136,30 @@ class Applied:
         return lower(self.shard(**options))
 
 
-def apply(graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None) -> Applied:
+def apply_plan(
+    graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None
+) -> Applied:
     """Return a graph with a plan applied to it.
 
     Parameters
     ----------
     graph : Tensor, outputs of `build`, Built, onnx_ir.Model, onnx.ModelProto, bytes or path
     plan : path, mapping, PlanFile or None
-        As described in `parallel.config`.  It replaces the graph's own plan, which a file that `ff.save_onnx` wrote may
+        As described in `parallel.config`.  It replaces the graph's own plan, which a file that `ft.save_onnx` wrote may
         have; without a plan, that one is applied.
 
     Raises
     ------
-    ConfigError
+    InputError
         Regions and values that the graph does not have, and settings that conflict; with line and key.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> with ff.signal("layer1"):
-    ...     y = ff.argument("x", (4, 8)) @ ff.argument("weight", (8, 6))
-    >>> ff.apply(y, {"layer1": {"shard": {"weight": 1}, "workers": [0, 1]}}).shard().outputs
+    >>> import dask_ferro.tensor as ft
+    >>> with ft.region("layer1"):
+    ...     y = ft.input("x", (4, 8)) @ ft.input("weight", (8, 6))
+    >>> ff.apply_plan(y, {"layer1": {"shard": {"weight": 1}, "workers": [0, 1]}}).shard().outputs
     ((Shard(dim=1),),)
     """
     model = model_of(graph)
@@ -181,7 +184,7 @@ def model_of(graph: Any) -> ir.Model:
         return load(graph).model
     if isinstance(graph, Tensor | Sequence | Mapping):
         return build(graph).model
-    raise ConfigError(f"apply: got {type(graph).__name__}, wanted tensors, a model, or the path of one")
+    raise InputError(f"apply_plan: got {type(graph).__name__}, wanted tensors, a model, or the path of one")
 
 
 class _Application:
@@ -304,7 +307,7 @@ class _Application:
                 problem = "has no signal, so its backward nodes are not known; write it in one"
                 problems[region.name] = f"{node.name!r} {problem}"
             elif region.remat and draws(node):
-                problem = "draws random numbers, which would differ; use ff.nn.dropout"
+                problem = "draws random numbers, which would differ; use dask_ferro.tensor.nn.dropout"
                 problems[region.name] = f"{node.name!r} {problem}"
         for name, problem in problems.items():
             self._report_key(self.by_name[name], "remat", problem)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError, UnsupportedOp, is_count
+from dask_ferro.errors import InputError, UnsupportedOpError, is_count
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.bundling.partition import DASK, FLOW, FLOW_LINK
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile
@@ -119,12 +119,12 @@ class Proposals:
 
         Raises
         ------
-        ConfigError
+        InputError
             No plan fits.
         """
         if (best := self._best()) is None:
             least = min(row.memory for row in self.rows)
-            raise ConfigError(
+            raise InputError(
                 f"plan: a worker has {(self.memory or 0) / _MIB:,.4g} MiB, and the smallest plan takes "
                 f"{least / _MIB:,.4g}; give more workers, or more memory to each"
             )
@@ -156,13 +156,13 @@ class Proposals:
         return "\n".join([*lines, *(f"  {d} x {t}: {why}" for (d, t), why in self.refused.items())])
 
 
-def plan(
+def propose_plans(
     graph: Any,
     workers: int,
     *,
     params: Tree | None = None,
     optimizer: Optimizer | None = None,
-    batched: Sequence[str] | None = None,
+    batch_inputs: Sequence[str] | None = None,
     dims: Mapping[str, int] | None = None,
     memory: float | None = None,
     link: Link = FLOW_LINK,
@@ -184,7 +184,7 @@ def plan(
         The tensors to differentiate the loss with respect to, as `parallel` takes them.
     optimizer : Optimizer, optional
         Its state is counted, and plans that split it over the data ranks are proposed too.
-    batched : sequence of str, optional
+    batch_inputs : sequence of str, optional
         The inputs with the batch as first dimension; if left out, all inputs with the first one's size there, except
         weights and bound inputs of a `Built`.
     dims : mapping of str to int, optional
@@ -196,33 +196,34 @@ def plan(
 
     Raises
     ------
-    ConfigError
-        No workers, a symbolic dimension of an input that `dims` has no size for, an input in `batched` that the graph
-        does not have, parameters without a loss that is a Tensor, or an optimizer without parameters.
+    InputError
+        No workers, a symbolic dimension of an input that `dims` has no size for, an input in `batch_inputs` that the
+        graph does not have, parameters without a loss that is a Tensor, or an optimizer without parameters.
 
     Examples
     --------
     A step of training with Adam, whose state takes twice the bytes of the parameters, and a count of steps:
 
     >>> import dask_ferro as ff
-    >>> w = ff.asarray([[1.0, 2.0], [3.0, 4.0]], name="w")
-    >>> loss = ((ff.argument("x", (32, 2)) @ w) ** 2).mean()
-    >>> found = ff.plan(loss, 2, params=[w], optimizer=ff.optim.Adam())
+    >>> import dask_ferro.tensor as ft
+    >>> w = ft.asarray([[1.0, 2.0], [3.0, 4.0]], name="w")
+    >>> loss = ((ft.input("x", (32, 2)) @ w) ** 2).mean()
+    >>> found = ff.propose_plans(loss, 2, params=[w], optimizer=ft.optim.Adam())
     >>> sorted((row.data, row.gradients, row.state) for row in found.rows if row.stages == 1)
     [(1, 16.0, 36.0), (2, 16.0, 20.0), (2, 16.0, 36.0)]
     """
     if not is_count(workers):
-        raise ConfigError(f"plan: workers={workers!r}, wanted a number from 1 on")
+        raise InputError(f"plan: workers={workers!r}, wanted a number from 1 on")
     step = _step(graph, params, optimizer)
     types = infer_types(step.model, dims)
     sizes = chain.from_iterable(types[str(value.name)].shape or () for value in step.model.graph.inputs)
     if names := sorted({size for size in sizes if isinstance(size, str)}):
         # As if they were 1, nothing would be worth a second worker.
-        raise ConfigError(
+        raise InputError(
             f"plan: dims: {', '.join(map(repr, names))} without a size; give dims={{{names[0]!r}: 128}}"
         )
     pairs = weight_pairs(step.model, types)
-    carriers = _carriers(step.model, types, batched, {*pairs, *step.bound, *(step.params or ())})
+    carriers = _carriers(step.model, types, batch_inputs, {*pairs, *step.bound, *(step.params or ())})
     search = _Search(step, types, carriers, pairs, link, profile)
     rows: list[Proposal] = []
     refused: dict[tuple[int, int], str] = {}
@@ -231,7 +232,7 @@ def plan(
             continue
         try:
             sharding = search.shard(data, tensor)
-        except (ConfigError, UnsupportedOp) as error:
+        except (InputError, UnsupportedOpError) as error:
             # A combination that cannot be sharded is listed with its reason and does not end the search.
             refused[data, tensor] = str(error).splitlines()[-1].strip(" -")
             continue
@@ -240,7 +241,7 @@ def plan(
             most = max(1, min(workers // (data * tensor), len(step.model.graph)))
             rows += chain.from_iterable(search.price(sharding, stages) for stages in range(1, most + 1))
     if not rows:
-        raise UnsupportedOp("plan: the graph cannot be spread", sorted(set(refused.values())))
+        raise UnsupportedOpError("plan: the graph cannot be spread", sorted(set(refused.values())))
     return Proposals(tuple(sorted(rows, key=lambda r: (r.seconds, r.workers))), memory, refused)
 
 
@@ -260,11 +261,11 @@ def _step(graph: object, params: Tree | None, optimizer: Optimizer | None) -> _S
     """Return the graph of inference or of a training step."""
     if params is None:
         if optimizer is not None:
-            raise ConfigError("plan: optimizer: there are no parameters; pass the loss, and params too")
+            raise InputError("plan: optimizer: there are no parameters; pass the loss, and params too")
         return _Step(model_of(graph), frozenset(graph.bound if isinstance(graph, Built) else ()))
     outputs: Mapping[str, Any] = graph if isinstance(graph, Mapping) else {LOSS: graph}
     if not isinstance(loss := outputs.get(LOSS), Tensor):
-        raise ConfigError(
+        raise InputError(
             f"plan: params: wanted a Tensor, the loss, or a mapping with {LOSS!r}, got {type(graph).__name__}; a graph"
             " that has its gradients needs no params"
         )
@@ -277,13 +278,13 @@ def _step(graph: object, params: Tree | None, optimizer: Optimizer | None) -> _S
 
 
 def _carriers(
-    model: ir.Model, types: Types, batched: Sequence[str] | None, weights: set[str]
+    model: ir.Model, types: Types, batch_inputs: Sequence[str] | None, weights: set[str]
 ) -> dict[str, int]:
     """Return the inputs with the batch dimension, and its size."""
     shapes = {value.name or "": type_of(value, types).shape or () for value in model.graph.inputs}
-    if batched is not None and (missing := [name for name in batched if name not in shapes]):
-        raise ConfigError(f"plan: batched: the graph has no input {missing}; it has {list(shapes)}")
-    names = batched if batched is not None else [name for name in shapes if name not in weights]
+    if batch_inputs is not None and (missing := [name for name in batch_inputs if name not in shapes]):
+        raise InputError(f"plan: batch_inputs: the graph has no input {missing}; it has {list(shapes)}")
+    names = batch_inputs if batch_inputs is not None else [name for name in shapes if name not in weights]
     sizes = {name: shapes[name][0] for name in names if shapes[name]}
     # Inputs whose first size differs do not have the same batch.
     first = next(iter(sizes.values()), None)

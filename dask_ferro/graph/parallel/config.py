@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from dask_ferro.errors import ConfigError, did_you_mean
+from dask_ferro.errors import InputError, did_you_mean
 from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.words import at_most
 
@@ -85,10 +85,10 @@ class PlanFile:
         """Whether a region of it has a stage."""
         return any(region.stage is not None for region in self.regions)
 
-    def refusal(self, problems: Sequence[str]) -> ConfigError:
+    def refusal(self, problems: Sequence[str]) -> InputError:
         """Return the error with problems of this plan (`format_problem`), each once, and the first ones only."""
         lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
-        return ConfigError("\n".join([f"plan {self.source}:", *at_most(_SHOWN, lines, before="  and ")]))
+        return InputError("\n".join([f"plan {self.source}:", *at_most(_SHOWN, lines, before="  and ")]))
 
 
 def merge(regions: Sequence[RegionPlan]) -> RegionPlan:
@@ -108,14 +108,14 @@ def format_problem(line: int, key: str, problem: str) -> str:
 
 
 def read_plan(source: str | os.PathLike[str] | Mapping[str, Any]) -> PlanFile:
-    """Return the plan in a YAML file, or in a mapping, checked; `ConfigError` has all problems with their lines."""
+    """Return the plan in a YAML file, or in a mapping, checked; `InputError` has all problems with their lines."""
     # A mapping is written and read as YAML, so that its problems are reported like a file's.
     if isinstance(source, Mapping):
         return parse_plan("<mapping>", yaml.safe_dump(dict(source), sort_keys=False))
     try:
         name, text = os.fspath(source), Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, TypeError) as error:
-        raise ConfigError(f"plan {source!r}: cannot be read ({error}); give a path or a mapping") from error
+        raise InputError(f"plan {source!r}: cannot be read ({error}); give a path or a mapping") from error
     return parse_plan(name, text)
 
 
@@ -127,12 +127,12 @@ def parse_plan(name: str, text: str) -> PlanFile:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ConfigError(
+        raise InputError(
             f"plan {name}: {where}not YAML: {getattr(error, 'problem', None) or error}"
         ) from None
     # PyYAML parses recursively, and a hostile file may nest deeper than the stack.
     except RecursionError:
-        raise ConfigError(f"plan {name}: it is nested too deeply; the file is damaged") from None
+        raise InputError(f"plan {name}: it is nested too deeply; the file is damaged") from None
     problems = loader.problems
     if root is not None and not isinstance(root, _Rows):
         problems.append(format_problem(1, "plan", "wanted a mapping, `name: value`"))

@@ -20,11 +20,11 @@ from itertools import chain
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
-from dask_ferro.graph.parallel.apply import Applied, apply
+from dask_ferro.graph.parallel.apply import Applied, apply_plan
 from dask_ferro.graph.parallel.config import PlanFile, format_problem
 from dask_ferro.graph.parallel.node_values import infer_types
 from dask_ferro.graph.parallel.state_layouts import update_layouts
@@ -46,11 +46,11 @@ from dask_ferro.graph.tensor.tensor import Tensor
 def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: PlanFile) -> list[list[str]]:
     """Return the signals of each chunk, one chunk for each stage of a plan, in order.
 
-    Raises `ConfigError` for stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
+    Raises `InputError` for stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
     """
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     model = build(outputs, leaves).model
-    regions = apply(model, plan).regions
+    regions = apply_plan(model, plan).regions
     signals: dict[int, dict[str, None]] = {}
     for node in model.graph:
         region = regions.get(node.name or "")
@@ -63,7 +63,7 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
             raise plan.refusal([format_problem(region.line, region.name, problem)])
         signals.setdefault(region.stage, {})[region_of(node).path] = None
     if sorted(signals) != list(range(len(signals))):
-        raise ConfigError(
+        raise InputError(
             f"plan {plan.source}: its regions have stages {sorted(signals)}, wanted 0, 1, ... for a pipeline; number"
             " them, or give parallel(stages=...)"
         )
@@ -73,7 +73,7 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
 def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     """Return the number of each rank's worker, stage after stage; None if the plan names none.
 
-    Raises `ConfigError` if the plan names workers of some stages only.
+    Raises `InputError` if the plan names workers of some stages only.
     """
     # With one stage, regions need not name it.
     own = [r for r in plan.regions if r.workers is not None and (stages == 1 or r.stage is not None)]
@@ -82,7 +82,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
         return None
     # The workers of all other stages would not be known.
     if numbers.keys() != set(range(stages)):
-        raise ConfigError(
+        raise InputError(
             f"plan {plan.source}: it names workers of stages {sorted(numbers)}, wanted all {stages} of them, or none;"
             " or give parallel(workers=...)"
         )
@@ -103,7 +103,7 @@ def shard_step(
     `terms` are added over micro-batches before they are reduced.  A gradient that its parameter's layout splits is
     scattered in each micro-batch all the same: whole, it would be as large as the parameter.
     """
-    applied = apply(model.model, plan)
+    applied = apply_plan(model.model, plan)
     placed = {} if update is None else _placed_for(update, applied)
     if update is not None and update.model is None:
         # A gradient is reduced where its readers want it, unless its state has another layout than its parameter; one
@@ -166,7 +166,7 @@ def shard_update(
     ports = {port.name: port for port in (*step.inputs, *step.outputs)}
     starts = {name: ports[name].layout for name in (*update.params, *update.grads)}
     shapes = {name: ports[name].shape or () for name in update.params}
-    split = {} if plan is None else apply(model.model, plan).optimizer_state
+    split = {} if plan is None else apply_plan(model.model, plan).optimizer_state
     read = update_layouts(update, shapes, starts, mesh, split)
     grad_of = dict(zip(update.params, update.grads, strict=True))
     layouts = read | {name: read[grad] for name, grad in grad_of.items()}

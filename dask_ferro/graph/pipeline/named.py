@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from dask_ferro.errors import ConfigError, did_you_mean, is_count
+from dask_ferro.errors import InputError, did_you_mean, is_count
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
 
@@ -36,7 +36,7 @@ def usual_chunks(name: str) -> int:
     return _CHUNKS.get(name, 1)
 
 
-def schedule(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
+def make_schedule(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """Return the schedule with a name.
 
     With p stages, m micro-batches, v chunks per stage, and F, I and W the seconds of a whole stage for one micro-batch
@@ -69,34 +69,35 @@ def schedule(name: str, stages: int, micro_batches: int, chunks: int | None = No
 
     Raises
     ------
-    ConfigError
+    InputError
         There is no such schedule, or not with these numbers.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> print(ff.schedule("1f1b", stages=2, micro_batches=3))
+    >>> import dask_ferro.parallel as fp
+    >>> print(fp.make_schedule("1f1b", stages=2, micro_batches=3))
     stage 0  0F0 0F1   . 0B0 0F2 0B1   . 0B2
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2
-    >>> ff.schedule("dualpipe-v", stages=4, micro_batches=8)
+    >>> fp.make_schedule("dualpipe-v", stages=4, micro_batches=8)
     <Schedule 'dualpipe-v': 4 stages, 8 chunks, 8 micro-batches, 150 actions>
     """
     if name not in NAMES:
-        raise ConfigError(
+        raise InputError(
             f"schedule: got {name!r}, wanted one of {', '.join(NAMES)}, or a list of your own"
             f"{did_you_mean(str(name).lower(), NAMES)}"
         )
     for what, number in (("stages", stages), ("micro_batches", micro_batches)):
         if not is_count(number):
-            raise ConfigError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")
+            raise InputError(f"schedule {name!r}: {what}: got {number!r}, wanted a whole number above 0")
     usual = usual_chunks(name)
     each = usual if chunks is None else chunks
     if name == "interleaved" and not is_count(each, 2):
-        raise ConfigError(
+        raise InputError(
             f"schedule {name!r}: chunks: got {each!r} a stage, wanted 2 or more; 1 is called 1f1b"
         )
     if name != "interleaved" and each != usual:
-        raise ConfigError(f"schedule {name!r}: chunks: got {each!r} a stage, wanted {usual}")
+        raise InputError(f"schedule {name!r}: chunks: got {each!r} a stage, wanted {usual}")
     rows = (_numbered(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
     return Schedule(tuple(rows), name)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.pipeline.action import (
     BACKWARD,
     FORWARD,
@@ -52,13 +52,14 @@ class Schedule:
 
     Raises
     ------
-    ConfigError
+    InputError
         The lists cannot run; the error has all problems at once.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> mine = ff.Schedule.of([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], name="mine")
+    >>> import dask_ferro.parallel as fp
+    >>> mine = fp.Schedule.of([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]], name="mine")
     >>> print(mine)
     stage 0  0F0 0F1   . 0B0   . 0B1
     stage 1    . 1F0 1B0 1F1 1B1
@@ -168,7 +169,7 @@ class Schedule:
 
         Raises
         ------
-        ConfigError
+        InputError
             A text is not an action, or the lists cannot run.
 
         """
@@ -211,8 +212,8 @@ def _first(wrong: Iterable[str]) -> list[str]:
     return [*shown[:_MOST_PROBLEMS], "and more"] if len(shown) > _MOST_PROBLEMS else shown
 
 
-def _refusal(headline: str, wrong: Iterable[str]) -> ConfigError:
-    return ConfigError("\n  - ".join([headline, *wrong]))
+def _refusal(headline: str, wrong: Iterable[str]) -> InputError:
+    return InputError("\n  - ".join([headline, *wrong]))
 
 
 def _malformed(rows: Rows) -> Iterator[str]:

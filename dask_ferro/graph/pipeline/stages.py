@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir import regions
@@ -61,8 +61,8 @@ def cut_stages(
     Chunks have about equal projected seconds and few bytes between them, or one or several regions each (`signals`): a
     node in none of these is in the latest chunk that it reads from.
 
-    Raises `ConfigError` for fewer nodes than chunks, a region that does not exist, or regions against the flow of data,
-    and `UnsupportedOp` for an op without a gradient on the way from the loss to a parameter.
+    Raises `InputError` for fewer nodes than chunks, a region that does not exist, or regions against the flow of data,
+    and `UnsupportedOpError` for an op without a gradient on the way from the loss to a parameter.
     """
     nodes = reached(outputs.values())
     homes = _by_signal(nodes, signals) if signals is not None else _by_cost(outputs, nodes, chunks)
@@ -107,7 +107,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
     if missing:
         there = sorted({node.region.path for node in nodes if node.region.path})
         listed = ", ".join(map(repr, missing))
-        raise ConfigError(f"parallel: stages: no node has the signal {listed}; the graph has {there}")
+        raise InputError(f"parallelize: stages: no node has the signal {listed}; the graph has {there}")
     return homes
 
 
@@ -125,7 +125,9 @@ def _makers(node: Node) -> list[Node]:
 def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) -> dict[int, int]:
     """Return chunks balanced by projected forward seconds; every backward costs about twice its forward."""
     if len(nodes) < chunks:
-        raise ConfigError(f"parallel: got {len(nodes)} nodes to cut into {chunks} chunks; take fewer stages")
+        raise InputError(
+            f"parallelize: got {len(nodes)} nodes to cut into {chunks} chunks; take fewer stages"
+        )
     numbered = {
         n.number: dataclasses.replace(n, region=regions.Region(_mark(i, ""))) for i, n in enumerate(nodes)
     }
@@ -150,8 +152,9 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
         for origin in _makers(node):
             late, early = homes[origin.number], homes[node.number]
             if late > early:
-                raise ConfigError(
-                    f"parallel: stages: chunk {early} (signal {node.region.path!r}) reads a {origin.op_type} of chunk"
+                raise InputError(
+                    f"parallelize: stages: chunk {early} (signal {node.region.path!r}) reads a {origin.op_type} of"
+                    f" chunk"
                     f" {late} (signal {origin.region.path!r}), which comes later; name signals in the data's order"
                 )
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.pipeline.stages import LOSS, Staged, input_names
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Path, Tree
-from dask_ferro.graph.tensor.tensor import Tensor, argument
+from dask_ferro.graph.tensor.tensor import Tensor, input
 
 # Arrays by the name of their input.
 Values = dict[str, Any]
@@ -70,12 +70,11 @@ def update_graph(
 ) -> UpdateGraph:
     """Return an optimizer's step as a model, given the names of parameters and gradients in the order of the tree.
 
-    Raises `ConfigError` for a parameter that is given twice, or an argument with the name of another input.
+    Raises `InputError` for a parameter that is given twice, or an argument with the name of another input.
     """
     leaves = pytree.leaves(params)
     inputs = [
-        argument(name, leaf.shape, leaf.dtype)
-        for name, leaf in zip((*names, *grads), 2 * leaves, strict=True)
+        input(name, leaf.shape, leaf.dtype) for name, leaf in zip((*names, *grads), 2 * leaves, strict=True)
     ]
     w, g = (pytree.like(params, part) for part in (inputs[: len(leaves)], inputs[len(leaves) :]))
     update, outputs, entries = _step_outputs(optimizer, params, w, g, names, grads)
@@ -115,11 +114,11 @@ def _step_outputs(
 ) -> tuple[UpdateGraph, dict[str, Tensor], list[Tensor]]:
     """Return the step from parameters `w` by gradients `g`, without a model; its outputs; the state as arguments."""
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise ConfigError(f"parallel: optimizer: parameter {twice} is given twice; give it once")
+        raise InputError(f"parallelize: optimizer: parameter {twice} is given twice; give it once")
     initial = optimizer.init(params)
     leaves = pytree.leaves(initial, "optimizer's state")
     state = tuple(f"optimizer.{i}" for i in range(len(leaves)))
-    entries = [argument(name, leaf.shape, leaf.dtype) for name, leaf in zip(state, leaves, strict=True)]
+    entries = [input(name, leaf.shape, leaf.dtype) for name, leaf in zip(state, leaves, strict=True)]
     new_params, new_state = optimizer.step(w, g, pytree.like(initial, entries))
     # In the order of the state, whatever the order in which the optimizer returns it.
     ordered = pytree.mapped(lambda _, now: now, initial, new_state) if leaves else {}

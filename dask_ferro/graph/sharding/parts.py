@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
@@ -104,7 +104,7 @@ class Spmd:
             array = arrays.get(port.name)
             if array is None or not _has_shape(array, port.shape):
                 got = "nothing" if array is None else f"shape {array.shape}"
-                raise ConfigError(f"input {port.name!r}: want shape {port.shape}, got {got}")
+                raise InputError(f"input {port.name!r}: want shape {port.shape}, got {got}")
             for rank, name in enumerate(port.parts):
                 if name not in parts:
                     # The ellipsis keeps a part without dimensions an array: `array[()]` would be a numpy scalar.

@@ -16,7 +16,8 @@ class Replicate:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> str(ff.Replicate())
+    >>> import dask_ferro.parallel as fp
+    >>> str(fp.Replicate())
     'R'
     """
 
@@ -34,7 +35,8 @@ class Shard:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ff.Shard(1).dim, str(ff.Shard(1))
+    >>> import dask_ferro.parallel as fp
+    >>> fp.Shard(1).dim, str(fp.Shard(1))
     (1, 'S(1)')
     """
 
@@ -51,7 +53,8 @@ class Partial:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> str(ff.Partial()), str(ff.Partial("max"))
+    >>> import dask_ferro.parallel as fp
+    >>> str(fp.Partial()), str(fp.Partial("max"))
     ('P', 'P(max)')
     """
 

@@ -26,7 +26,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.partition import FLOW_LINK
 from dask_ferro.graph.cost.roofline import CPU, DeviceProfile, node_cost, seconds
 from dask_ferro.graph.ir.inference import values
@@ -76,9 +76,9 @@ def propagate(
 
     Raises
     ------
-    ConfigError
+    InputError
         Placements that their values cannot have, all of them.
-    UnsupportedOp
+    UnsupportedOpError
         Nodes with random results that differ between ranks, control flow, or a graph that is already sharded.
     """
     refuse(model)
@@ -227,7 +227,7 @@ class _Propagation:
         nbytes = value_bytes(type_of(value, self.types))
         paths = [(layout, steps(layout, target)) for layout in layouts if is_reachable(layout, target)]
         if not paths:
-            raise ConfigError(
+            raise InputError(
                 f"{value.name!r} is {text(layouts[0])} and wanted as {text(target)}: a complete value is not "
                 "split into terms; want Replicate() or Shard(dim)"
             )

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError, is_count
+from dask_ferro.errors import InputError, is_count
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Placement, Replicate, Shard
 from dask_ferro.policy.estimates import Link
@@ -52,7 +52,8 @@ class Mesh:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> mesh = ff.Mesh({"data": 2, "tensor": 2})
+    >>> import dask_ferro.parallel as fp
+    >>> mesh = fp.Mesh({"data": 2, "tensor": 2})
     >>> mesh.ranks, mesh.groups(0), mesh.groups(1)
     (4, ((0, 2), (1, 3)), ((0, 1), (2, 3)))
     """
@@ -62,7 +63,7 @@ class Mesh:
     def __post_init__(self) -> None:
         wrong = [f"{name!r}: {size!r}" for name, size in self.axes.items() if not is_count(size)]
         if wrong or not self.axes:
-            raise ConfigError(
+            raise InputError(
                 f"a mesh wants axes of 1 rank or more, as in {{'tensor': 4}}; got {', '.join(wrong) or 'none'}"
             )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.errors import InputError, UnsupportedOpError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.ir.nodes import Types, bodies, type_of
@@ -18,14 +18,14 @@ from dask_ferro.graph.sharding.redistribute import COLLECTIVES, ByAxis, Mesh, la
 
 
 def refuse(model: ir.Model) -> None:
-    """Raise `UnsupportedOp` for a graph that cannot be sharded, listing every node that prevents it."""
+    """Raise `UnsupportedOpError` for a graph that cannot be sharded, listing every node that prevents it."""
     problems: list[str] = []
     for node in model.graph:
         problems += [f"node {node.name!r} ({node.op_type}) {why}" for why in _faults(node)]
     if model.functions:
         problems.append(f"the model has {len(model.functions)} local functions; load it with `load`")
     if problems:
-        raise UnsupportedOp("cannot shard the graph", problems)
+        raise UnsupportedOpError("cannot shard the graph", problems)
 
 
 def _faults(node: ir.Node) -> Iterator[str]:
@@ -67,7 +67,7 @@ def check(
                 problems.append(f"{name!r} as {text(layout_of(placed, mesh))}: {problem}")
         checked[name] = {axis: p for axis, p in placed.items() if mesh.axes[axis] > 1}
     if problems:
-        raise ConfigError("\n".join([f"{argument}: impossible placements:", *(f"  - {p}" for p in problems)]))
+        raise InputError("\n".join([f"{argument}: impossible placements:", *(f"  - {p}" for p in problems)]))
     return checked
 
 

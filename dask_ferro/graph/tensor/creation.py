@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.elementwise import where
@@ -31,7 +31,7 @@ def _sizes(shape: int | Sequence[int], where_: str) -> tuple[int, ...]:
     numbers = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in numbers):
         wanted = "sizes from 0 on; a named dimension is copied from a tensor that has it, as by zeros_like"
-        raise ConfigError(f"{where_}: shape: got {shape!r}, wanted {wanted}")
+        raise InputError(f"{where_}: shape: got {shape!r}, wanted {wanted}")
     return tuple(map(int, numbers))
 
 
@@ -55,7 +55,7 @@ def arange(start: float, /, stop: float | None = None, step: float = 1, *, dtype
     """
     first, last = (0, start) if stop is None else (start, stop)
     if step == 0:
-        raise ConfigError("arange: step: got 0, wanted another number")
+        raise InputError("arange: step: got 0, wanted another number")
     whole = all(isinstance(n, (int, np.integer)) for n in (first, last, step))
     to = dtype_of(dtype if dtype is not None else np.int64 if whole else np.float32)
     # The number of elements is part of the shape, so it is computed here, in double precision.
@@ -103,7 +103,7 @@ def triu(x: TensorLike, /, *, k: int = 0) -> Tensor:
 
 def _triangle(x: Tensor, k: int, where_: str) -> Tensor:
     if x.ndim < 2:
-        raise ConfigError(f"{where_}: {x!r} has fewer than 2 dimensions")
+        raise InputError(f"{where_}: {x!r} has fewer than 2 dimensions")
     at = asarray(operator.index(k), np.int64)
     return emit("Trilu", [x, at], x.shape, upper=int(where_ == "triu"))
 
@@ -136,11 +136,11 @@ def meshgrid(*arrays: TensorLike, indexing: str = "xy") -> list[Tensor]:
     With `indexing` "ij" the dimensions are those of the vectors in order; with "xy" the first two are exchanged.
     """
     if indexing not in ("xy", "ij"):
-        raise ConfigError(f"meshgrid: indexing: got {indexing!r}, wanted 'xy' or 'ij'")
+        raise InputError(f"meshgrid: indexing: got {indexing!r}, wanted 'xy' or 'ij'")
     tensors = [asarray(array) for array in arrays]
     for tensor in tensors:
         if tensor.ndim != 1:
-            raise ConfigError(f"meshgrid: takes vectors, got {tensor!r}; reshape it to (-1,)")
+            raise InputError(f"meshgrid: takes vectors, got {tensor!r}; reshape it to (-1,)")
     rank = len(tensors)
     others = ([j for j in range(rank) if j != i] for i in range(rank))
     grids = broadcast_arrays(*(expand_dims(x, axis=axes) for x, axes in zip(tensors, others, strict=True)))

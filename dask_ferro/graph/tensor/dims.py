@@ -12,14 +12,14 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import Dim
 
 Shape = tuple[Dim, ...]
 
 
 def checked_dim(dim: object, name: str) -> Dim:
-    """Return a dimension of the argument `name`, or raise `ConfigError` where it is none."""
+    """Return a dimension of the argument `name`, or raise `InputError` where it is none."""
     if dim is None or (isinstance(dim, str) and dim):
         return dim
     try:
@@ -27,7 +27,7 @@ def checked_dim(dim: object, name: str) -> Dim:
     except TypeError:
         size = -1
     if size < 0:
-        raise ConfigError(f"argument {name!r}: a dimension is a size, a name or None, got {dim!r}")
+        raise InputError(f"argument {name!r}: a dimension is a size, a name or None, got {dim!r}")
     return size
 
 
@@ -48,7 +48,7 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
         known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
         if len(known) > 1:
             listed = " and ".join(map(written, shapes))
-            raise ConfigError(
+            raise InputError(
                 f"{where}: shapes {listed} do not broadcast: {known[0]!r} against {known[1]!r}; "
                 "reshape one, or give both dimensions one name"
             )
@@ -75,7 +75,7 @@ def axis_of(axis: int, rank: int, where: str) -> int:
     # True would be axis 1.
     if isinstance(axis, bool) or not isinstance(axis, int) or not -rank <= axis < rank:
         remedy = f"take one in [{-rank}, {rank})" if rank else "a scalar has no axis"
-        raise ConfigError(f"{where}: axis {axis!r} of a tensor of {rank} dimensions; {remedy}")
+        raise InputError(f"{where}: axis {axis!r} of a tensor of {rank} dimensions; {remedy}")
     return axis % rank
 
 
@@ -86,7 +86,7 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
     listed = (axis,) if isinstance(axis, int) else tuple(axis)
     axes = tuple(sorted(axis_of(a, rank, where) for a in listed))
     if len(set(axes)) != len(axes):
-        raise ConfigError(f"{where}: an axis is given twice in {listed}; name each once")
+        raise InputError(f"{where}: an axis is given twice in {listed}; name each once")
     return axes
 
 
@@ -94,7 +94,7 @@ def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     """Return `new` with its -1 replaced, as far as the names allow."""
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
-        raise ConfigError(f"{where}: {tuple(new)} is not a shape: sizes, names, and at most one -1")
+        raise InputError(f"{where}: {tuple(new)} is not a shape: sizes, names, and at most one -1")
     # The number of elements is not known, so the new shape is trusted; ONNX checks it at run time.
     if None in old:
         return tuple(None if d == -1 else d for d in new)
@@ -104,14 +104,14 @@ def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     fault = f"{where}: {written(old)} and {written(new)} have different numbers of elements"
     if -1 not in new:
         if have != want or any(names_left.values()):
-            raise ConfigError(f"{fault}; use -1 for the dimension that should take the rest")
+            raise InputError(f"{fault}; use -1 for the dimension that should take the rest")
         return tuple(new)
     if (
         min(names_left.values(), default=0) < 0
         or (want == 0)
         or (have % want and not any(names_left.values()))
     ):
-        raise ConfigError(f"{fault}, whatever the -1 is")
+        raise InputError(f"{fault}, whatever the -1 is")
     left = list(names_left.elements())
     # What the names leave over is a size, or one of the names; the size of a product of names is not known.
     rest: Dim = have // want if not left else left[0] if len(left) == 1 and have == want else None
@@ -132,5 +132,5 @@ def window_size(dim: Dim, kernel: int, stride: int, pads: tuple[int, int], dilat
         return dim if stride == 1 and sum(pads) + 1 == reach else None
     count = (dim + sum(pads) - reach) // stride + 1
     if count < 1:
-        raise ConfigError(f"{where}: a window of {reach} does not fit into {dim} + {sum(pads)} of padding")
+        raise InputError(f"{where}: a window of {reach} does not fit into {dim} + {sum(pads)} of padding")
     return count

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, COMPLEX, SIGNED, UNSIGNED
 from dask_ferro.graph.tensor.rows import example
 
@@ -34,7 +34,7 @@ def dtype_of(dtype: DTypeLike) -> ir.DataType:
     try:
         return ir.DataType.from_numpy(np.dtype(dtype))
     except TypeError:
-        raise ConfigError(f"dtype: ONNX has no {dtype!r}; take a numpy dtype of numbers or bool") from None
+        raise InputError(f"dtype: ONNX has no {dtype!r}; take a numpy dtype of numbers or bool") from None
 
 
 def common_dtype(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
@@ -48,7 +48,7 @@ def common_dtype(dtypes: Sequence[ir.DataType], where: str) -> ir.DataType:
             common = ir.DataType.from_numpy(np.result_type(*(d.numpy() for d in dtypes)))
     # numpy promotes uint64 and int64 to float64, which the standard leaves undefined.
     if common is None or ("i" in kinds and common in ARITHMETIC_FLOATS):
-        raise ConfigError(f"{where}: {names} do not mix; use astype on one")
+        raise InputError(f"{where}: {names} do not mix; use astype on one")
     return common
 
 
@@ -62,17 +62,17 @@ def _dtype(value: object) -> ir.DataType:
 def result_type(*arrays_and_dtypes: object) -> np.dtype[np.generic]:
     """Return the dtype to which tensors and dtypes promote."""
     if not arrays_and_dtypes:
-        raise ConfigError("result_type: got nothing; give at least one tensor or dtype")
+        raise InputError("result_type: got nothing; give at least one tensor or dtype")
     dtypes = list(dict.fromkeys(_dtype(value) for value in arrays_and_dtypes))
     return (dtypes[0] if len(dtypes) == 1 else common_dtype(dtypes, "result_type")).numpy()
 
 
-@example('can_cast("int8", "int16"), ff.can_cast("int64", "int8")', "(True, False)")
+@example('can_cast("int8", "int16"), ft.can_cast("int64", "int8")', "(True, False)")
 def can_cast(from_: object, to: DTypeLike, /) -> bool:
     """Return whether every value of a dtype (or of a tensor's) stays what it is in another, by promotion."""
     try:
         return result_type(from_, to) == dtype_of(to).numpy()
-    except ConfigError:
+    except InputError:
         # Kinds that do not mix; a wrong name is an error all the same.
         dtype_of(to), _dtype(from_)
         return False
@@ -90,7 +90,7 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
     if not isinstance(kind, str):
         return dtype_of(dtype) == dtype_of(kind)
     if kind not in _KINDS:
-        raise ConfigError(f"isdtype: kind: got {kind!r}, wanted one of {', '.join(_KINDS)}, or a dtype")
+        raise InputError(f"isdtype: kind: got {kind!r}, wanted one of {', '.join(_KINDS)}, or a dtype")
     return dtype_of(dtype) in _KINDS[kind]
 
 
@@ -98,7 +98,7 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
 def finfo(type: object, /) -> ml_dtypes.finfo:
     """Return the limits of a floating point dtype, or of a tensor's: bits, eps, max, min, smallest_normal, dtype."""
     if (dtype := _dtype(type)) not in ARITHMETIC_FLOATS:
-        raise ConfigError(f"finfo: got {dtype.numpy().name}, wanted a floating point dtype; see iinfo")
+        raise InputError(f"finfo: got {dtype.numpy().name}, wanted a floating point dtype; see iinfo")
     return ml_dtypes.finfo(dtype.numpy())  # type: ignore[no-untyped-call]
 
 
@@ -106,7 +106,7 @@ def finfo(type: object, /) -> ml_dtypes.finfo:
 def iinfo(type: object, /) -> np.iinfo[np.signedinteger]:
     """Return the limits of an integer dtype, or of a tensor's: bits, max, min, dtype."""
     if (dtype := _dtype(type)) not in _KINDS["integral"]:
-        raise ConfigError(f"iinfo: got {dtype.numpy().name}, wanted an integer dtype; see finfo")
+        raise InputError(f"iinfo: got {dtype.numpy().name}, wanted an integer dtype; see finfo")
     return np.iinfo(dtype.numpy())
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC, INTEGER, SIGNED, UNSIGNED
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.rows import example, row
@@ -135,7 +135,7 @@ def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return x1 where the condition is true, else x2; all three broadcast."""
     mask = asarray(condition)
     if mask.type.dtype != _BOOL:
-        raise ConfigError(f"where: a condition is of bools, got {mask!r}; compare first")
+        raise InputError(f"where: a condition is of bools, got {mask!r}; compare first")
     a, b = promote("where", x1, x2)
     return emit("Where", [mask, a, b], broadcast([mask.shape, a.shape, b.shape], "where"), a.type.dtype)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.self_contained import CHECKED, write
 from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType
@@ -55,7 +55,7 @@ def build(
     order = _origins(ends.values())
     arguments = _arguments(inputs, order)
     if both := sorted({source.name for source in arguments if source.name is not None} & ends.keys()):
-        raise ConfigError(f"build: {both[0]!r} names an input and an output; rename the output")
+        raise InputError(f"build: {both[0]!r} names an input and an output; rename the output")
     # The names that the caller relies on are reserved before all others.
     writer = _Writer(arguments, {**ends, **(names or {})})
     opsets = {"": OPSET}
@@ -95,8 +95,9 @@ def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "te
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> x = ff.argument("x", ("N", 4))
-    >>> [node.op_type for node in ff.to_model({"y": ff.tanh(x * 2)}).graph]
+    >>> import dask_ferro.tensor as ft
+    >>> x = ft.input("x", ("N", 4))
+    >>> [node.op_type for node in ft.to_model({"y": ft.tanh(x * 2)}).graph]
     ['Mul', 'Tanh']
     """
     return build(outputs, inputs, name=name).model
@@ -112,21 +113,22 @@ def save_onnx(outputs: Any, path: str | os.PathLike[str], *, inputs: Sequence[Te
     ----------
     outputs : Tensor, sequence or mapping of Tensor, or what has a model
         Tensors as `to_model` takes them, with `inputs`.  A model is written unchanged, and a graph with its plan
-        (`ff.apply`) together with the plan, which `ff.apply` reads.
+        (`ff.apply_plan`) together with the plan, which `ff.apply_plan` reads.
     path : path
     inputs : sequence of Tensor, optional
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> x = ff.argument("x", ("N", 4))
-    >>> ff.save_onnx({"y": ff.tanh(x)}, "tanh.onnx")  # doctest: +SKIP
+    >>> import dask_ferro.tensor as ft
+    >>> x = ft.input("x", ("N", 4))
+    >>> ft.save_onnx({"y": ft.tanh(x)}, "tanh.onnx")  # doctest: +SKIP
     """
     model = outputs if isinstance(outputs, ir.Model) else getattr(outputs, "model", None)
     if not isinstance(model, ir.Model):
         model = to_model(outputs, inputs)
     elif inputs:
-        raise ConfigError("save_onnx: a model has its inputs already; give `inputs` with tensors alone")
+        raise InputError("save_onnx: a model has its inputs already; give `inputs` with tensors alone")
     write(model, os.fspath(path), "save_onnx")
 
 
@@ -138,7 +140,7 @@ def _by_name(outputs: Outputs) -> dict[str, Tensor]:
     else:
         tensors = {f"y_{i}": tensor for i, tensor in enumerate(outputs)}
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ConfigError(f"build: outputs are tensors, at least one, got {outputs!r}")
+        raise InputError(f"build: outputs are tensors, at least one, got {outputs!r}")
     return tensors
 
 
@@ -165,7 +167,7 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -
     sources: dict[int, TensorSource] = {}
     for tensor in inputs:
         if isinstance(tensor.origin, Node):
-            raise ConfigError(
+            raise InputError(
                 f"build: {tensor!r} is computed and cannot be an input; give arguments or constants"
             )
         sources[tensor.origin.number] = tensor.origin
@@ -174,7 +176,7 @@ def _arguments(inputs: Sequence[Tensor], order: Iterable[Node | TensorSource]) -
             sources.setdefault(origin.number, origin)
     names = Counter(source.name for source in sources.values() if source.name is not None)
     if twice := sorted(name for name, count in names.items() if count > 1):
-        raise ConfigError(f"build: two arguments are named {', '.join(map(repr, twice))}; rename one")
+        raise InputError(f"build: two arguments are named {', '.join(map(repr, twice))}; rename one")
     return list(sources.values())
 
 

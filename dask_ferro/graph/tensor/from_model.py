@@ -20,7 +20,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 from onnx import version_converter
 
-from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.errors import InputError, UnsupportedOpError
 from dask_ferro.graph.ir import inference, regions
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES, takes
 from dask_ferro.graph.ir.inference import Dim, ValueType
@@ -33,9 +33,9 @@ from dask_ferro.graph.tensor.tensor import (
     Tensor,
     TensorSource,
     TensorType,
-    argument,
     asarray,
     cast,
+    input,
 )  # fmt: skip
 
 # Since opset 18 reductions take their axes as an input, the form that rules expect.
@@ -69,8 +69,9 @@ class Readable(NamedTuple):
 def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
     """Return a loaded model's inputs, weights and outputs as tensors; `inputs` are tensors in place of its own.
 
-    Raises `ConfigError` for an input that the model does not have, or a tensor of another dtype or shape; and
-    `UnsupportedOp` for a value that is not a tensor of known rank, control flow, or an opset that cannot be raised.
+    Raises `InputError` for an input that the model does not have, or a tensor of another dtype or shape; and
+    `UnsupportedOpError` for a value that is not a tensor of known rank, control flow, or an opset that cannot be
+    raised.
     """
     return record(read(model), inputs)
 
@@ -85,7 +86,7 @@ def constant(readable: Readable, name: str) -> Tensor:
     """Return an initializer as a constant, whose data are not copied."""
     type_ = _tensor_type(readable.types[name], {})
     if type_ is None:
-        raise UnsupportedOp("cannot read the model as tensors", [f"weight {name!r} is no tensor"])
+        raise UnsupportedOpError("cannot read the model as tensors", [f"weight {name!r} is no tensor"])
     return Tensor(TensorSource(type_, name, readable.model.graph.initializers[name].const_value), 0, type_)
 
 
@@ -116,7 +117,7 @@ def record(
     _refuse(nodes, entries, typed)
     types = {name: type_ for name, type_ in typed.items() if type_ is not None}
     arguments = {
-        name: replaced[name] if name in replaced else argument(name, types[name].shape, types[name].dtype)
+        name: replaced[name] if name in replaced else input(name, types[name].shape, types[name].dtype)
         for name in entries
     }
     constants = {
@@ -154,7 +155,7 @@ def _raise_opset(model: ir.Model) -> ir.Model:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         problem = f"ONNX's converter cannot raise it from opset {version} to {OPSET}: {reason}"
-        raise UnsupportedOp("cannot read the model as tensors", [problem]) from error
+        raise UnsupportedOpError("cannot read the model as tensors", [problem]) from error
     raised: ir.Model = ir.serde.deserialize_model(proto)
     # The converter got a model without weights: the real ones stay mapped and are never copied.
     for name, value in raised.graph.initializers.items():
@@ -181,7 +182,7 @@ def _dimensions(
     """Return the dimension for each dimension name of the model's inputs, in place of which `tensors` are read."""
     unknown = sorted(set(tensors) - set(entries))
     if unknown:
-        raise ConfigError(f"from_model: the model has no input {unknown[0]!r}; its inputs are {entries}")
+        raise InputError(f"from_model: the model has no input {unknown[0]!r}; its inputs are {entries}")
     names: dict[str, Dim] = {}
     # Tensors given by the caller take precedence in the meaning of a name.
     for name in sorted(entries, key=lambda name: name not in tensors):
@@ -194,11 +195,11 @@ def _dimensions(
             if tensor.type.dtype not in dtypes or not fits:
                 dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
                 shape = "(...)" if type_.shape is None else written(declared)
-                raise ConfigError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
+                raise InputError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
         meant = tensor.shape if tensor is not None and type_.shape is not None else declared
         for dim, new in zip(declared, meant, strict=True):
             if isinstance(dim, str) and names.setdefault(dim, new) != new and name in tensors:
-                raise ConfigError(
+                raise InputError(
                     f"from_model: dimension {dim!r} is {names[dim]!r} and, by input {name!r}, {new!r}"
                 )
     return names
@@ -228,7 +229,7 @@ def _refuse(nodes: Sequence[ir.Node], entries: Sequence[str], typed: Mapping[str
         if not unknown and type_ is None
     ]
     if problems:
-        raise UnsupportedOp("cannot read the model as tensors", problems)
+        raise UnsupportedOpError("cannot read the model as tensors", problems)
 
 
 def _outputs(
@@ -266,5 +267,5 @@ def _half(types: Mapping[str, ValueType], tensors: Mapping[str, Tensor]) -> ir.D
     halves = {dtype for dtype, own in pairs if dtype in HALVES and own in WIDE}
     if len(halves) > 1:
         names = " and ".join(sorted(dtype.numpy().name for dtype in halves))
-        raise ConfigError(f"from_model: got {names}, wanted one of them; cast to one dtype")
+        raise InputError(f"from_model: got {names}, wanted one of them; cast to one dtype")
     return halves.pop() if halves else None

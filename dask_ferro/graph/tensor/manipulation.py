@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import (
@@ -70,7 +70,7 @@ def _replace_dim(shape: Shape, axis: int, *dims: Dim) -> Shape:
 def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
     """Return the tensors joined along an axis; all their other dimensions agree.  None joins them flat."""
     if not arrays:
-        raise ConfigError("concat: there is nothing to join; give at least one tensor")
+        raise InputError("concat: there is nothing to join; give at least one tensor")
     parts = promote("concat", *arrays)
     if axis is None:
         parts, axis = tuple(reshape(x, (-1,)) for x in parts), 0
@@ -78,7 +78,7 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
     others = [_replace_dim(part.shape, at, 1) for part in parts]
     if not all(alike(others[0], shape) for shape in others):
         listed = ", ".join(written(part.shape) for part in parts)
-        raise ConfigError(f"concat: shapes differ beside the axis: {listed}")
+        raise InputError(f"concat: shapes differ beside the axis: {listed}")
     along = [part.shape[at] for part in parts]
     known = [next((dim for dim in dims if dim is not None), None) for dims in zip(*others, strict=True)]
     known[at] = sum(sizes(along)) if is_static(along) else None
@@ -90,9 +90,9 @@ def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[T
     """Return pieces of the given lengths along an axis; the sum of the lengths is the size of the dimension."""
     tensor, at = on_axis(x, axis, "split")
     if any(length < 0 for length in lengths):
-        raise ConfigError(f"split: lengths: got {list(lengths)}, wanted whole numbers from 0 on")
+        raise InputError(f"split: lengths: got {list(lengths)}, wanted whole numbers from 0 on")
     if not same(tensor.shape[at], sum(lengths)):
-        raise ConfigError(
+        raise InputError(
             f"split: lengths {list(lengths)} do not add up to the {tensor.shape[at]!r} of dimension {at} of {tensor!r}"
         )
     types = [TensorType(tensor.type.dtype, _replace_dim(tensor.shape, at, length)) for length in lengths]
@@ -122,11 +122,11 @@ def _sizes_of(shape: Sequence[Dim], x: Tensor, where: str) -> Tensor:
     places: dict[Dim, int] = {dim: i for i, dim in enumerate(x.shape) if dim is not None}
     unknown = [dim for dim in shape if not isinstance(dim, int) and dim not in places]
     if unknown:
-        raise ConfigError(f"{where}: {x!r} has no dimension {unknown[0]!r}; give its size")
+        raise InputError(f"{where}: {x!r} has no dimension {unknown[0]!r}; give its size")
     return concat([ints([n]) if isinstance(n, int) else size_of(x, places[n]) for n in shape], axis=0)
 
 
-@example('reshape(ff.argument("x", ("N", 3, 8)), ("N", -1))', "<Tensor Reshape: float32(N, 24)>")
+@example('reshape(ft.input("x", ("N", 3, 8)), ("N", -1))', "<Tensor Reshape: float32(N, 24)>")
 def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return the elements in another shape; one size may be -1, and names of dimensions of `x` may be used."""
     tensor = asarray(x)
@@ -169,7 +169,7 @@ def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return `x` broadcast to `shape`: repeated along dimensions of size 1, with new ones in front."""
     tensor, new = asarray(x), tuple(shape)
     if broadcast([tensor.shape, new], "broadcast_to") != new:
-        raise ConfigError(f"broadcast_to: {written(tensor.shape)} does not broadcast to {written(new)}")
+        raise InputError(f"broadcast_to: {written(tensor.shape)} does not broadcast to {written(new)}")
     if new == tensor.shape:
         return tensor
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
@@ -184,13 +184,16 @@ def broadcast_like(x: Tensor, like: Tensor) -> Tensor:
     return emit("Expand", [x, shape_of(like)], like.shape)
 
 
-@example('permute_dims(ff.argument("x", ("N", 3, 8)), (0, 2, 1))', "<Tensor Transpose: float32(N, 8, 3)>")
+@example(
+    'permute_dims(ft.input("x", ("N", 3, 8)), (0, 2, 1))',
+    "<Tensor Transpose: float32(N, 8, 3)>",
+)
 def permute_dims(x: TensorLike, /, axes: Sequence[int]) -> Tensor:
     """Return `x` with its dimensions in the order `axes`."""
     tensor = asarray(x)
     order = [axis_of(axis, tensor.ndim, "permute_dims") for axis in axes]
     if sorted(order) != list(range(tensor.ndim)):
-        raise ConfigError(
+        raise InputError(
             f"permute_dims: {tuple(axes)} is not an order of {tensor.ndim} dimensions; name each once"
         )
     if order == list(range(tensor.ndim)):
@@ -209,18 +212,18 @@ def matrix_transpose(x: TensorLike, /) -> Tensor:
     """Return `x` with its last two dimensions exchanged."""
     tensor = asarray(x)
     if tensor.ndim < 2:
-        raise ConfigError(f"matrix_transpose: {tensor!r} has fewer than 2 dimensions")
+        raise InputError(f"matrix_transpose: {tensor!r} has fewer than 2 dimensions")
     return permute_dims(tensor, [*range(tensor.ndim - 2), tensor.ndim - 1, tensor.ndim - 2])
 
 
-@example('moveaxis(ff.argument("x", ("N", 3, 8)), 1, -1)', "<Tensor Transpose: float32(N, 8, 3)>")
+@example('moveaxis(ft.input("x", ("N", 3, 8)), 1, -1)', "<Tensor Transpose: float32(N, 8, 3)>")
 def moveaxis(x: TensorLike, source: int | Sequence[int], destination: int | Sequence[int], /) -> Tensor:
     """Return `x` with some dimensions moved to new positions, the others in their order."""
     tensor = asarray(x)
     pair = ((axes,) if isinstance(axes, int) else axes for axes in (source, destination))
     old, new = ([axis_of(axis, tensor.ndim, "moveaxis") for axis in axes] for axes in pair)
     if len(old) != len(new) or len(set(old)) != len(old) or len(set(new)) != len(new):
-        raise ConfigError(
+        raise InputError(
             f"moveaxis: got {source!r} to {destination!r}, wanted as many positions as dimensions"
         )
     order = [i for i in range(tensor.ndim) if i not in old]
@@ -240,14 +243,14 @@ def expand_dims(x: TensorLike, /, *, axis: int | Sequence[int] = 0) -> Tensor:
     return emit("Unsqueeze", [tensor, ints(axes)], shape) if axes else tensor
 
 
-@example('squeeze(ff.argument("x", ("N", 1, 8)), 1)', "<Tensor Squeeze: float32(N, 8)>")
+@example('squeeze(ft.input("x", ("N", 1, 8)), 1)', "<Tensor Squeeze: float32(N, 8)>")
 def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
     """Return `x` without some of its dimensions of size 1, each named once; negative ones count from the back."""
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "squeeze")
     for i in axes:
         if not same(tensor.shape[i], 1):
-            raise ConfigError(f"squeeze: dimension {i} of {tensor!r} is {tensor.shape[i]!r}, not 1")
+            raise InputError(f"squeeze: dimension {i} of {tensor!r} is {tensor.shape[i]!r}, not 1")
     shape = tuple(dim for i, dim in enumerate(tensor.shape) if i not in axes)
     return emit("Squeeze", [tensor, ints(axes)], shape) if axes else tensor
 
@@ -306,7 +309,7 @@ def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
     used = len([item for item in items if item is not None and item is not Ellipsis])
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if used > x.ndim or len(dots) > 1:
-        raise ConfigError(f"index: {used} indices for {x!r}, and at most one '...'")
+        raise InputError(f"index: {used} indices for {x!r}, and at most one '...'")
     at = dots[0] if dots else len(items)
     return [*items[:at], *[slice(None)] * (x.ndim - used), *items[at + 1 :]]
 
@@ -314,15 +317,15 @@ def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
 def _cut(x: Tensor, axis: int, item: Any) -> slice:
     if isinstance(item, slice):
         if item.step == 0:
-            raise ConfigError(f"index: a slice of {x!r} has step 0")
+            raise InputError(f"index: a slice of {x!r} has step 0")
         return item
     if isinstance(item, bool) or not isinstance(item, (int, np.integer)):
-        raise ConfigError(
+        raise InputError(
             f"index: {item!r} is not an index of a tensor; use integers, slices, `...`, None or take"
         )
     i, size = int(item), x.shape[axis]
     if isinstance(size, int) and not -size <= i < size:
-        raise ConfigError(f"index: {i} is out of bounds for dimension {axis} of {x!r}")
+        raise InputError(f"index: {i} is out of bounds for dimension {axis} of {x!r}")
     return slice(i, None if i == -1 else i + 1)
 
 
@@ -351,7 +354,7 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) ->
         checked_indices(indices, "take_along_axis"),
     )
     if not alike(_replace_dim(tensor.shape, at, None), at_indices.shape):
-        raise ConfigError(
+        raise InputError(
             f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} but for axis {at}; "
             "use take to index whole slices"
         )
@@ -401,7 +404,7 @@ def tile(x: TensorLike, repetitions: Sequence[int], /) -> Tensor:
     """Return `x` repeated as a whole, so many times along each dimension; missing dimensions are added in front."""
     tensor, counts = asarray(x), [operator.index(n) for n in repetitions]
     if any(n < 0 for n in counts):
-        raise ConfigError(f"tile: repetitions: got {tuple(repetitions)}, wanted whole numbers from 0 on")
+        raise InputError(f"tile: repetitions: got {tuple(repetitions)}, wanted whole numbers from 0 on")
     tensor = expand_dims(tensor, axis=list(range(len(counts) - tensor.ndim)))
     counts = [1] * (tensor.ndim - len(counts)) + counts
     if set(counts) <= {1}:
@@ -421,14 +424,14 @@ def repeat(x: TensorLike, repeats: int | Sequence[int] | Tensor, /, *, axis: int
     tensor, at = on_axis(reshape(x, (-1,)) if axis is None else x, axis or 0, "repeat")
     counts = constant_of(repeats) if isinstance(repeats, Tensor) else np.asarray(repeats)
     if counts is None or counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
-        raise ConfigError(f"repeat: repeats: got {repeats!r}, wanted constant whole numbers from 0 on")
+        raise InputError(f"repeat: repeats: got {repeats!r}, wanted constant whole numbers from 0 on")
     if not counts.ndim:
         columns = expand_dims(positions(tensor, at), axis=1)
         return take(tensor, reshape(tile(columns, (1, int(counts.item()))), (-1,)), axis=at)
     size = tensor.shape[at]
     if not isinstance(size, int) or len(counts) not in (1, size):
         wanted = f"wanted one, or one for each of {size!r}"
-        raise ConfigError(f"repeat: repeats: got {len(counts)} numbers, {wanted}")
+        raise InputError(f"repeat: repeats: got {len(counts)} numbers, {wanted}")
     return take(tensor, ints(np.repeat(np.arange(size), counts).tolist()), axis=at)
 
 
@@ -445,7 +448,7 @@ def roll(x: TensorLike, /, shift: int | Sequence[int], *, axis: int | Sequence[i
     axes = [axis] if isinstance(axis, int) else list(axis)
     shifts = [shift] * len(axes) if isinstance(shift, int) else list(shift)
     if len(axes) != len(shifts):
-        raise ConfigError(f"roll: got {len(shifts)} shifts for {len(axes)} axes; give one for each axis")
+        raise InputError(f"roll: got {len(shifts)} shifts for {len(axes)} axes; give one for each axis")
     for by, at in zip(shifts, axes, strict=True):
         tensor = _roll(tensor, by, axis_of(at, tensor.ndim, "roll"))
     return tensor
@@ -468,7 +471,7 @@ def unstack(x: TensorLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     tensor, at = on_axis(x, axis, "unstack")
     size = tensor.shape[at]
     if not isinstance(size, int):
-        raise ConfigError(f"unstack: dimension {at} of {tensor!r} has no known size; declare it")
+        raise InputError(f"unstack: dimension {at} of {tensor!r} has no known size; declare it")
     return tuple(squeeze(part, at) for part in split(tensor, [1] * size, axis=at))
 
 

@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.manipulation import *  # noqa: F403
 from dask_ferro.graph.tensor.manipulation import getitem as getitem
 from dask_ferro.graph.tensor.products import *  # noqa: F403
 from dask_ferro.graph.tensor.statistical import *  # noqa: F403
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 
 __array_api_version__ = "2024.12"
 
@@ -29,6 +29,6 @@ uint8, uint16, uint32, uint64 = map(np.dtype, (np.uint8, np.uint16, np.uint32, n
 float16, float32, float64 = map(np.dtype, (np.float16, np.float32, np.float64))
 
 __all__ = [
-    "argument", "asarray", *creation.__all__, *dtypes.__all__, *elementwise.__all__,
+    "input", "asarray", *creation.__all__, *dtypes.__all__, *elementwise.__all__,
     *manipulation.__all__, *products.__all__, *statistical.__all__,
 ]  # fmt: skip

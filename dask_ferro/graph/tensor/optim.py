@@ -7,13 +7,14 @@ Nothing is updated in place and no state is kept here: a step is array math like
 saved with it.  A training step is one model, whose outputs are its next inputs.
 
 Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.  What does not fit raises
-`ConfigError`.
+`InputError`.
 
 Examples
 --------
 >>> import dask_ferro as ff
->>> w = ff.asarray([1.0, 2.0], name="w")
->>> after, state = ff.optim.SGD(0.5).step(w, ff.grad((w * w).sum(), w), {})
+>>> import dask_ferro.tensor as ft
+>>> w = ft.asarray([1.0, 2.0], name="w")
+>>> after, state = ft.optim.SGD(0.5).step(w, ft.grad((w * w).sum(), w), {})
 >>> after.compute()
 array([0., 0.], dtype=float32)
 """
@@ -27,7 +28,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.dims import is_static, sizes, written
 from dask_ferro.graph.tensor.namespace import sqrt
@@ -64,8 +65,9 @@ class SGD:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> w = ff.asarray([1.0, 2.0], name="w")
-    >>> after, state = ff.optim.SGD(0.5).step(w, ff.grad((w * w).sum(), w), {})
+    >>> import dask_ferro.tensor as ft
+    >>> w = ft.asarray([1.0, 2.0], name="w")
+    >>> after, state = ft.optim.SGD(0.5).step(w, ft.grad((w * w).sum(), w), {})
     >>> after.compute()
     array([0., 0.], dtype=float32)
     """
@@ -81,7 +83,7 @@ class SGD:
         _check("weight_decay", self.weight_decay)
         _check("momentum", self.momentum, below=1)
         if self.nesterov and not self.momentum:
-            raise ConfigError("SGD: nesterov without momentum; give a momentum")
+            raise InputError("SGD: nesterov without momentum; give a momentum")
 
     def init(self, params: Tree) -> State:
         """Return zero velocities, one for each parameter; nothing without momentum."""
@@ -127,8 +129,9 @@ class Adam:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> adam, w = ff.optim.Adam(0.5), ff.asarray([1.0, 2.0], name="w")
-    >>> after, state = adam.step(w, ff.grad((w * w).sum(), w), adam.init(w))
+    >>> import dask_ferro.tensor as ft
+    >>> adam, w = ft.optim.Adam(0.5), ft.asarray([1.0, 2.0], name="w")
+    >>> after, state = adam.step(w, ft.grad((w * w).sum(), w), adam.init(w))
     >>> after.compute().round(3)
     array([0.5, 1.5], dtype=float32)
     """
@@ -144,7 +147,7 @@ class Adam:
         _check("weight_decay", self.weight_decay)
         _check("eps", self.eps)
         if not isinstance(self.betas, Sequence) or len(self.betas) != 2:
-            raise ConfigError(f"betas: got {self.betas!r}, wanted two numbers from 0 to below 1")
+            raise InputError(f"betas: got {self.betas!r}, wanted two numbers from 0 to below 1")
         for beta in self.betas:
             _check("betas", beta, below=1)
 
@@ -186,8 +189,9 @@ class AdamW(Adam):
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> adam, w = ff.optim.AdamW(0.5, weight_decay=0.1), ff.asarray([1.0, 2.0], name="w")
-    >>> after, state = adam.step(w, ff.grad((w * w).sum(), w), adam.init(w))
+    >>> import dask_ferro.tensor as ft
+    >>> adam, w = ft.optim.AdamW(0.5, weight_decay=0.1), ft.asarray([1.0, 2.0], name="w")
+    >>> after, state = adam.step(w, ft.grad((w * w).sum(), w), adam.init(w))
     >>> after.compute().round(3)
     array([0.45, 1.4 ], dtype=float32)
     """
@@ -198,7 +202,7 @@ class AdamW(Adam):
 
 def _zeros(w: Tensor) -> Tensor:
     if not is_static(w.shape):
-        raise ConfigError(f"init: {w!r} has a dimension of unknown size; parameters have none")
+        raise InputError(f"init: {w!r} has a dimension of unknown size; parameters have none")
     return asarray(np.zeros(sizes(w.shape), w.dtype))
 
 
@@ -212,17 +216,17 @@ def _state_of(
     """Return these parts of the state; they and the gradients, but for the count, have to be like the parameters."""
     if missing := [name for name in names if name not in state]:
         wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
-        raise ConfigError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
+        raise InputError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
     parts = {name: state[name] for name in names}
     for label, tree in {"grads": grads, **parts}.items():
         for path, (w, x) in pytree.rows(params, tree) if label != "step" else ():
             if w.shape != x.shape:
                 got = f"got {written(x.shape)}, wanted {written(w.shape)}, the parameter's shape"
-                raise ConfigError(f"{label} {pytree.named(path)}: {got}")
+                raise InputError(f"{label} {pytree.named(path)}: {got}")
     return parts
 
 
 def _check(name: str, value: Rate, below: float = math.inf) -> None:
     if not isinstance(value, Tensor) and not 0 <= value < below:
         wanted = "a number from 0 on" if below == math.inf else f"a number from 0 to below {below}"
-        raise ConfigError(f"{name}: got {value!r}, wanted {wanted}")
+        raise InputError(f"{name}: got {value!r}, wanted {wanted}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, same, written
 from dask_ferro.graph.tensor.manipulation import expand_dims, moveaxis, squeeze
 from dask_ferro.graph.tensor.rows import example
@@ -17,10 +17,10 @@ def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts."""
     a, b = promote("matmul", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
-        raise ConfigError(f"matmul: {a!r} @ {b!r}: a scalar has no rows; use *")
+        raise InputError(f"matmul: {a!r} @ {b!r}: a scalar has no rows; use *")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if not same(a.shape[-1], inner):
-        raise ConfigError(
+        raise InputError(
             f"matmul: {written(a.shape)} @ {written(b.shape)}: {a.shape[-1]!r} columns do not match {inner!r} rows"
         )
     batch = broadcast([a.shape[:-2], b.shape[:-2]], "matmul")
@@ -32,7 +32,7 @@ def vecdot(x1: TensorLike, x2: TensorLike, /, *, axis: int = -1) -> Tensor:
     """Return the sum of products along an axis, counted from the end (-1 is the last); other dimensions broadcast."""
     a, b = promote("vecdot", x1, x2)
     if not -min(a.ndim, b.ndim) <= axis < 0:
-        raise ConfigError(
+        raise InputError(
             f"vecdot: axis: got {axis}, wanted one from {-min(a.ndim, b.ndim)} to -1, of both tensors"
         )
     left, right = moveaxis(a, axis, -1), moveaxis(b, axis, -1)
@@ -49,7 +49,7 @@ def tensordot(x1: TensorLike, x2: TensorLike, /, *, axes: int | Sequence[Sequenc
     a, b = promote("tensordot", x1, x2)
     if isinstance(axes, int):
         if not 0 <= axes <= min(a.ndim, b.ndim):
-            raise ConfigError(
+            raise InputError(
                 f"tensordot: axes: got {axes} for {a!r} and {b!r}; take at most their dimensions"
             )
         axes = (range(a.ndim - axes, a.ndim), range(axes))
@@ -57,7 +57,7 @@ def tensordot(x1: TensorLike, x2: TensorLike, /, *, axes: int | Sequence[Sequenc
     right = [axis_of(i, b.ndim, "tensordot") for i in axes[1]]
     sides = [a.shape[i] for i in left], [b.shape[i] for i in right]
     if len(set(left)) != len(left) or len(set(right)) != len(right) or not alike(*sides):
-        raise ConfigError(
+        raise InputError(
             f"tensordot: axes: got {left} of {a!r} and {right} of {b!r}, wanted pairs of one size"
         )
     letters = string.ascii_lowercase

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.tensor import Tensor
 
 # A Tensor, or a sequence or mapping of trees.
@@ -54,7 +54,7 @@ def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
         if odd := [path for path in (*columns[0], *column) if (path in columns[0]) != (path in column)]:
             counts = f"{len(columns[0])} and {len(column)} tensors do not match"
             listed = ", ".join(map(named, odd[:3])) + (", ..." if len(odd) > 3 else "")
-            raise ConfigError(f"trees: {counts}: {listed} is in one only; give both the same keys")
+            raise InputError(f"trees: {counts}: {listed} is in one only; give both the same keys")
     return [(path, tuple(map(itemgetter(path), columns))) for path in columns[0]]
 
 
@@ -67,5 +67,5 @@ def _tensors(tree: Tree, where: str) -> dict[Path, Tensor]:
     tensors = dict(paths(tree))
     for leaf in tensors.values():
         if not isinstance(leaf, Tensor):
-            raise ConfigError(f"{where}: a tensor, or lists and dicts of tensors, got {type(leaf).__name__}")
+            raise InputError(f"{where}: a tensor, or lists and dicts of tensors, got {type(leaf).__name__}")
     return tensors

@@ -14,11 +14,20 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def example(call: str, shown: str) -> Callable[[_F], _F]:
-    """Return a decorator that appends an example to a docstring: what `ff.` and `call` print."""
+    """Return a decorator that appends an example to a docstring: what `ft.` and `call` print."""
 
     def with_example(function: _F) -> _F:
         text = inspect.cleandoc(function.__doc__ or "")
-        lines = (text, "", "Examples", "--------", ">>> import dask_ferro as ff", f">>> ff.{call}", shown, "")
+        lines = (
+            text,
+            "",
+            "Examples",
+            "--------",
+            ">>> import dask_ferro.tensor as ft",
+            f">>> ft.{call}",
+            shown,
+            "",
+        )
         function.__doc__ = "\n".join(lines)
         return function
 

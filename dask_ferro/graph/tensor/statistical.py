@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
 from dask_ferro.graph.tensor import manipulation as xp
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, sizes
@@ -136,14 +136,12 @@ def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
     return cast(total if known == 1 else total * known, dtype)
 
 
-def root(x: Tensor, degree: int = 2) -> Tensor:
+def root(x: Tensor) -> Tensor:
     """Return the root of non-negative numbers with gradient 0 at 0, as a norm has it; a root's own is infinite."""
-    if degree == 1:
-        return x
     zero = x == 0
     # The root gets no 0: where() alone would still multiply an infinite gradient by 0, which is NaN.
     above = where(zero, 1.0, x)
-    return where(zero, 0.0, emit("Sqrt", [above], x.shape) if degree == 2 else above ** (1 / degree))
+    return where(zero, 0.0, emit("Sqrt", [above], x.shape))
 
 
 @example("argmax([[1, 7, 3], [9, 2, 4]], axis=1).compute()", "array([1, 0])")
@@ -189,7 +187,7 @@ def cumulative_prod(
 
 def _cumulate(op_type: str, x: Tensor, axis: int | None, initial: int | None, opset: int = OPSET) -> Tensor:
     if axis is None and x.ndim != 1:
-        raise ConfigError(f"{op_type}: {x!r} has {x.ndim} dimensions; name an axis")
+        raise InputError(f"{op_type}: {x!r} has {x.ndim} dimensions; name an axis")
     at = axis_of(axis or 0, x.ndim, op_type)
     results = emit(op_type, [x, asarray(np.int64(at))], x.shape, opset=opset)
     if initial is None:
@@ -262,7 +260,7 @@ def searchsorted(
     """
     vector, values = promote("searchsorted", x1, x2)
     if vector.ndim != 1 or side not in ("left", "right"):
-        raise ConfigError(
+        raise InputError(
             f"searchsorted: got {vector!r} and side {side!r}, wanted a vector, 'left' or 'right'"
         )
     ordered = vector if sorter is None else xp.take(vector, sorter)
@@ -296,7 +294,7 @@ def diff(
     tensor = numbers(xp.concat(parts, axis=axis) if len(parts) > 1 else parts[0], "diff")
     at = axis_of(axis, tensor.ndim, "diff")
     if not isinstance(n, int) or n < 0:
-        raise ConfigError(f"diff: n: got {n!r}, wanted a whole number from 0 on")
+        raise InputError(f"diff: n: got {n!r}, wanted a whole number from 0 on")
     for _ in range(n):
         # A dimension of size 0 has no last element, and its differences are none.
         before_last = tensor if tensor.shape[at] == 0 else xp.sliced(tensor, {at: slice(None, -1)})

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, INTEGER, since, takes
 from dask_ferro.graph.ir.inference import Dim
@@ -122,12 +122,13 @@ class Tensor:
 
     Follows the array-API standard (2024.12) in names, broadcasting and promotion. Made by `argument`,
     `asarray` and functions of tensors. Python scalars take the dtype of the tensor beside them.  Every operation and
-    function raises `ConfigError` at once for dtypes, shapes, axes and settings that do not fit, and says which do.
+    function raises `InputError` at once for dtypes, shapes, axes and settings that do not fit, and says which do.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> x = ff.argument("x", ("N", 4))
+    >>> import dask_ferro.tensor as ft
+    >>> x = ft.input("x", ("N", 4))
     >>> (x * 2 + 1).mean(axis=1)
     <Tensor ReduceMean: float32(N,)>
     """
@@ -187,9 +188,7 @@ class Tensor:
     # Conversions to values are refused.
 
     def _no_value(self, *_: Any) -> NoReturn:
-        raise ConfigError(
-            f"{self!r} is lazy and has no value yet: compute it first, or use `where` to choose"
-        )
+        raise InputError(f"{self!r} is lazy and has no value yet: compute it first, or use `where` to choose")
 
     __bool__ = __int__ = __float__ = __index__ = __complex__ = _no_value
     __iter__ = __array__ = __len__ = _no_value
@@ -227,7 +226,7 @@ class Tensor:
     def T(self) -> Tensor:
         """The transpose of a matrix."""
         if self.ndim != 2:
-            raise ConfigError(f"T: {self!r} is not a matrix; use mT, or permute_dims")
+            raise InputError(f"T: {self!r} is not a matrix; use mT, or permute_dims")
         return self.mT
 
     @property
@@ -256,8 +255,8 @@ class Tensor:
 # ---- sources -----------------------------------------------------------------------------------------------
 
 
-@example('argument("x", ("N", 4)) * 2 + 1', "<Tensor Add: float32(N, 4)>")
-def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, data: Any = None) -> Tensor:
+@example('input("x", ("N", 4)) * 2 + 1', "<Tensor Add: float32(N, 4)>")
+def input(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, data: Any = None) -> Tensor:
     """Return a named input of the graph; its values are given when the graph runs.
 
     Parameters
@@ -270,7 +269,7 @@ def argument(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, 
         The default value of the input, such as a numpy or dask array; it is kept and never read.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"argument: a name is a string that is not empty, got {name!r}")
+        raise InputError(f"input: a name is a string that is not empty, got {name!r}")
     dims = tuple(checked_dim(dim, name) for dim in shape)
     type_ = TensorType(dtype_of(dtype), dims)
     return Tensor(TensorSource(type_, name, data=data), 0, type_)
@@ -285,7 +284,7 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
     values : array_like, onnx_ir tensor, dask array or Tensor
         An array is not copied: leave it unchanged. A dask array becomes an argument that is bound to it.
     dtype : dtype, optional
-        The dtype of `values` if left out; Python floats are float32.  `ConfigError` if ONNX does not have it.
+        The dtype of `values` if left out; Python floats are float32.  `InputError` if ONNX does not have it.
     name : str, optional
         The name of the weight in the model.
     """
@@ -368,10 +367,10 @@ def elementwise(op_type: str, x: Tensor, dtype: ir.DataType | None = None, **att
 def of_kind(
     dtypes: Set[ir.DataType], kind: str, x: TensorLike, where: str, remedy: str = "use astype"
 ) -> Tensor:
-    """Return `x` as a tensor, or raise `ConfigError` if its dtype is none of those that `where` takes."""
+    """Return `x` as a tensor, or raise `InputError` if its dtype is none of those that `where` takes."""
     tensor = asarray(x)
     if tensor.type.dtype not in dtypes:
-        raise ConfigError(f"{where}: takes {kind}, got {tensor!r}; {remedy}")
+        raise InputError(f"{where}: takes {kind}, got {tensor!r}; {remedy}")
     return tensor
 
 
@@ -416,7 +415,7 @@ def _is_scalar(value: object) -> TypeGuard[Scalar]:
 def _weak(value: Scalar, dtype: ir.DataType, where: str) -> Tensor:
     is_bool = dtype == ir.DataType.BOOL
     if isinstance(value, bool) != is_bool or (isinstance(value, float) and dtype not in ARITHMETIC_FLOATS):
-        raise ConfigError(f"{where}: {value!r} with {dtype.numpy().name}; use astype on the tensor")
+        raise InputError(f"{where}: {value!r} with {dtype.numpy().name}; use astype on the tensor")
     return asarray(np.asarray(value, dtype.numpy()))
 
 

@@ -1,4 +1,4 @@
-"""`TensorModel`: a loaded model as a pure function of its inputs and of named parameters.
+"""`TrainableModel`: a loaded model as a pure function of its inputs and of named parameters.
 
     load("m.onnx") -> model;  model(x, params=params) -> tensors;  model.save("tuned.onnx", params=tuned)
 
@@ -26,7 +26,7 @@ import onnx
 import onnx_ir as ir
 from onnx.helper import make_tensor_value_info
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.model.original import Original
@@ -73,10 +73,10 @@ class Weight(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TensorModel:
+class TrainableModel:
     """A loaded model as a pure function of its inputs and of named parameters.  Made by `load`.
 
-    Methods raise `ConfigError` for names, dtypes or shapes that do not fit, all of them at once, with what fits.
+    Methods raise `InputError` for names, dtypes or shapes that do not fit, all of them at once, with what fits.
 
     Attributes
     ----------
@@ -90,10 +90,11 @@ class TensorModel:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> model = ff.load("examples/models/digits_conv.onnx")  # doctest: +SKIP
+    >>> import dask_ferro.tensor as ft
+    >>> model = ff.load_trainable("examples/models/digits_conv.onnx")  # doctest: +SKIP
     >>> params = model.parameters(train="fc.*")  # doctest: +SKIP
     >>> logits = model.until("logits")(images, params=params)  # doctest: +SKIP
-    >>> loss, grads = ff.value_and_grad(ff.nn.cross_entropy(logits, labels), params)  # doctest: +SKIP
+    >>> loss, grads = ft.value_and_grad(ft.nn.cross_entropy(logits, labels), params)  # doctest: +SKIP
     >>> model.save("tuned.onnx", params=tuned)  # doctest: +SKIP
     """
 
@@ -147,7 +148,7 @@ class TensorModel:
             ", ".join(f"{name} {_written(type_)}" for name, type_ in types.items())
             for types in (self.inputs, self.outputs)
         )
-        return f"<TensorModel {self.name!r}: {inputs} -> {outputs}; {count}>"
+        return f"<TrainableModel {self.name!r}: {inputs} -> {outputs}; {count}>"
 
     def parameters(self, train: Patterns | None = None, *, freeze: Patterns = ()) -> dict[str, Tensor]:
         """Return the parameters to train, by name: constants with the weights of the file, which are not copied.
@@ -186,12 +187,12 @@ class TensorModel:
 
         Returns
         -------
-        Tensor, or a dict of them by name where the model has several outputs.  `UnsupportedOp` names nodes and inputs
-        that tensors cannot express.
+        Tensor, or a dict of them by name where the model has several outputs.  `UnsupportedOpError` names nodes and
+        inputs that tensors cannot express.
         """
         tensors = {name: asarray(value, name=name) for name, value in (params or {}).items()}
         if problems := self._mismatches({name: value.type for name, value in tensors.items()}, HALVES):
-            raise ConfigError(f"model {self.name!r}: params: {'; '.join(problems)}")
+            raise InputError(f"model {self.name!r}: params: {'; '.join(problems)}")
         weights = self._constants | tensors
         outputs = record(self.readable, self._inputs(inputs), weights=weights, outputs=self.ends).outputs
         return outputs if len(self.ends) > 1 else outputs[self.ends[0]]
@@ -203,7 +204,7 @@ class TensorModel:
         if not isinstance(inputs, Mapping):
             values = list(inputs) if isinstance(inputs, (tuple, list)) and len(names) != 1 else [inputs]
             if len(values) != len(names):
-                raise ConfigError(
+                raise InputError(
                     f"model {self.name!r}: got {len(values)} inputs, wanted {len(names)}: {names}"
                 )
             inputs = dict(zip(names, values, strict=True))
@@ -226,13 +227,13 @@ class TensorModel:
                 problems.append(f"{name!r}: got {_written(got)}, wanted {_written(own)}{remedy}")
         return problems
 
-    def until(self, *names: str) -> TensorModel:
+    def until(self, *names: str) -> TrainableModel:
         """Return the model up to some of its values, as `values` lists them, which become its outputs."""
         known = self.values
         wrong = [name for name in names if name not in known]
         if wrong or not names:
             nearest = wrong and f"it computes no value {wrong[0]!r}; {_nearest(wrong[0], known)}"
-            raise ConfigError(f"until: model {self.name!r}: {nearest or 'got no name'}")
+            raise InputError(f"until: model {self.name!r}: {nearest or 'got no name'}")
         _, needed = needed_by(self.readable.model.graph, names)
         weights = {name: weight for name, weight in self.weights.items() if name in needed}
         return replace(self, ends=names, weights=weights)
@@ -251,14 +252,14 @@ class TensorModel:
 
         Raises
         ------
-        ConfigError
+        InputError
             Also for a tensor that is not computed yet, a folder that does not exist, or a file that changed
             after the model was loaded.
         """
         # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}
         if problems := self._mismatches({name: asarray(value).type for name, value in values.items()}):
-            raise ConfigError(f"save: model {self.name!r}: {'; '.join(problems)}")
+            raise InputError(f"save: model {self.name!r}: {'; '.join(problems)}")
         original = self.loaded.original
         assert original is not None
         original.write(os.fspath(path), values, self._cut(original))
@@ -268,15 +269,15 @@ class TensorModel:
             return None
         computed = set(chain.from_iterable(node.output for node in original.proto.graph.node))
         if inner := [name for name in self.ends if name not in computed]:
-            raise ConfigError(
+            raise InputError(
                 f"save: {inner[0]!r} is no value of the file's graph, but of a function that it calls; write the"
-                " tensors that the model returns with ff.save_onnx"
+                " tensors that the model returns with dask_ferro.tensor.save_onnx"
             )
         types = [(name, self.readable.types[name]) for name in self.ends]
         return [make_tensor_value_info(name, int(type_.dtype or 0), type_.shape) for name, type_ in types]
 
 
-def tensor_model(loaded: Loaded, name: str) -> TensorModel:
+def tensor_model(loaded: Loaded, name: str) -> TrainableModel:
     """Return a loaded model, with its original, as a function of tensors; errors are those of `from_model`."""
     original = loaded.original
     assert original is not None
@@ -291,7 +292,7 @@ def tensor_model(loaded: Loaded, name: str) -> TensorModel:
         if type_ is not None and type_.dtype is not None and type_.shape == tuple(tensor.dims):
             own = TensorType(type_.dtype, type_.shape)
             weights[tensor.name] = _weight(graph.initializers[tensor.name], own, has_named_scalars)
-    return TensorModel(loaded, name, _ends(loaded), readable, weights)
+    return TrainableModel(loaded, name, _ends(loaded), readable, weights)
 
 
 def _ends(loaded: Loaded) -> tuple[str, ...]:
@@ -307,7 +308,7 @@ def _bound(value: Value) -> Tensor:
 def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
     values = constant_of(value) if isinstance(value, Tensor) else np.asarray(value)
     if values is None:
-        raise ConfigError(
+        raise InputError(
             f"save: {name!r}: got {value!r}, which has no value yet; compute it, or gather the step's params"
         )
     return values
@@ -356,7 +357,7 @@ def _choose(weights: Mapping[str, Weight], train: Patterns | None, freeze: Patte
             else "its file has no weight to train (values of Constant nodes are constants)"
         ]
     if problems:
-        raise ConfigError(f"parameters of model {model!r}: {'; '.join(problems)}")
+        raise InputError(f"parameters of model {model!r}: {'; '.join(problems)}")
     return [name for name in weights if name in names]
 
 

@@ -19,7 +19,7 @@ from itertools import chain
 from math import nan
 from typing import Any, NamedTuple
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, shape_of
 
 Dims = tuple[Hashable, ...]
@@ -42,13 +42,13 @@ class LabelledInputs(NamedTuple):
 
         Raises
         ------
-        ConfigError
+        InputError
             A size is not known before the model runs, or the inputs disagree on the name of a dimension.
         """
         shapes = {spec.name: shape_of(arrays[spec.name]) or (nan,) for spec in sig.outputs}
         # Sizes that dask does not know are nan, and so is their sum; a delayed value has no shape.
         if unknown := [s for s in sig.outputs if sum(shapes[s.name]) != sum(shapes[s.name])]:
-            raise ConfigError(
+            raise InputError(
                 f"{self.title}: the shape of output {unknown[0]} is not known before it runs, and xarray needs it: pass"
                 " the data without labels (x.data), or choose other outputs with from_onnx(outputs=)"
             )
@@ -87,7 +87,7 @@ class LabelledInputs(NamedTuple):
             candidates = batch_dims if batch and axis == 0 else self._dims_of(sig, declared)
             fitting = [d for d, known in candidates.items() if known == size and d not in found]
             if len(fitting) > 1:
-                raise ConfigError(
+                raise InputError(
                     f"{self.title}: axis {axis} of output {spec} could be {' or '.join(map(repr, fitting))}, as inputs"
                     f" name the same axis differently: rename them alike, x.rename({{{fitting[1]!r}: {fitting[0]!r}}})"
                 )
@@ -136,20 +136,18 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
 
     Raises
     ------
-    ConfigError
+    InputError
         Variables that are missing, dimensions that do not fit the axes, coordinates that differ between inputs.
     """
     xr = sys.modules.get("xarray")
     named = None if xr is None else _named(given, sig, xr, title)
     if xr is None or named is None:
         if dims is not None:
-            raise ConfigError(
-                f"{title}: dims={dims!r} names dimensions of xarray inputs, and no input is one"
-            )
+            raise InputError(f"{title}: dims={dims!r} names dimensions of xarray inputs, and no input is one")
         return given, None
     order = [dims] if isinstance(dims, str) else dims
     if order is not None and (not isinstance(order, (list, tuple)) or len(set(order)) < len(order)):
-        raise ConfigError(
+        raise InputError(
             f"{title}: dims={dims!r}, wanted the batch dimension, or a list of dimensions in order"
         )
     problems: list[str] = []
@@ -168,12 +166,12 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
         for name in clashes
     ]
     if problems:
-        raise ConfigError(f"{title}: {'; '.join(problems)}")
+        raise InputError(f"{title}: {'; '.join(problems)}")
     try:
         xr.align(*labelled.values(), join="exact", copy=False)
     except ValueError as error:
         sizes = ", ".join(f"{name}: {dict(one.sizes)}" for name, one in labelled.items())
-        raise ConfigError(
+        raise InputError(
             f"{title}: inputs have different coordinates or sizes ({sizes}), and rows would be put together that are"
             f" not ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner'), or rename one"
         ) from error
@@ -185,7 +183,7 @@ def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any]
     if isinstance(given, xr.Dataset):
         missing = [s for s in sig.inputs if s.name not in given.variables]
         if missing:
-            raise ConfigError(
+            raise InputError(
                 f"{title}: the Dataset has no variable for {', '.join(f'input {s.name!r}' for s in missing)}; it has"
                 f" {', '.join(map(repr, given.data_vars))}: name the variables as the inputs,"
                 f" ds.rename({{...: {missing[0].name!r}}}), or pass DataArrays"
@@ -196,7 +194,7 @@ def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any]
     else:
         values = list(given) if isinstance(given, tuple) else [given]
     if any(isinstance(value, xr.Dataset) for value in values):
-        raise ConfigError(
+        raise InputError(
             f"{title}: a Dataset is among several inputs: pass it alone, model(ds), or its variables"
         )
     return by_name(sig, given, title) if any(isinstance(value, xr.DataArray) for value in values) else None

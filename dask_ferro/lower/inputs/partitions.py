@@ -9,7 +9,7 @@ import narwhals as nw
 from dask.base import tokenize
 from dask.delayed import delayed
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.tables import TableForm, empty_results, read_table
 from dask_ferro.lower.signature import Signature
 
@@ -24,11 +24,11 @@ def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, 
 
     Raises
     ------
-    ConfigError
+    InputError
         Columns that do not fit; results without a row for each row; columns of results that are not known.
     """
     if given := [f"{name}={value!r}" for name, value in options.items() if value is not None]:
-        raise ConfigError(
+        raise InputError(
             f"{title}: {', '.join(given)}, and a dask.dataframe is cut by its partitions: leave it out, and for other"
             " batches call table.repartition(partition_size=...) first"
         )
@@ -40,7 +40,7 @@ def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, 
     sample = meta_nonempty(empty).iloc[[0, 0]]
     if table.npartitions > 1:
         # It refuses a model whose rows depend on each other, or warns.
-        model.planned(sample, batch=1)
+        model.planned(sample, batch_size=1)
     else:
         read_table(sample, sig, title)
     meta = _no_results(model, empty, sample, sig, title)
@@ -62,7 +62,7 @@ def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: 
     try:
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:
-        raise ConfigError(
+        raise InputError(
             f"{title}: it does not declare the columns of its results, and computing {len(sample)} made-up rows failed"
             f" ({error}); use table.map_partitions(model.predict, meta=...) with the columns that it gives"
         ) from error

@@ -1,7 +1,7 @@
 """What a client asks its workers, and copies of a model whose path they cannot see.
 
 A copy is sent to the workers once, and is in no graph of a call.  Whether they see the path is asked once for each
-model and client.  A worker that joins later and does not see the path says so with a `ConfigError`.
+model and client.  A worker that joins later and does not see the path says so with a `InputError`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.model.load import Loaded, digest_of
 from dask_ferro.lower.layer import Feed, Key, of_future
 from dask_ferro.lower.portable import PortableCall
@@ -79,7 +79,7 @@ def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, An
 
     Raises
     ------
-    ConfigError
+    InputError
         When the model has external data files, which do not travel, or the file was mapped and is another one by now.
     """
     if _all_see(client, path):
@@ -88,7 +88,7 @@ def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, An
     in_files = any(isinstance(t, ir.ExternalTensor) and str(t.path) != path for t in tensors)
     # A model in memory without files of its own was read from more than this one file.
     if loaded.content is None and (in_files or not loaded.files.files):
-        raise ConfigError(
+        raise InputError(
             f"model {path!r}: some workers cannot see it, and its weights lie in files of their own; put it on a file"
             " system that all workers share"
         )
@@ -100,7 +100,7 @@ def _content(loaded: Loaded, path: str) -> np.ndarray[Any, Any]:
         return np.frombuffer(loaded.content, dtype=np.uint8)
     content = np.fromfile(path, dtype=np.uint8)
     if digest_of(content.data, loaded.outputs) != loaded.digest:
-        raise ConfigError(
+        raise InputError(
             f"model file {path!r} changed after the graph was built; build it again with ff.from_onnx"
         )
     return content
@@ -114,13 +114,13 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
 
     Raises
     ------
-    ConfigError
+    InputError
         If workers cannot import dask_ferro, with their addresses.
     """
     # Loading distributed takes a third of a second, and a process without workers does not need it.
     from distributed.comm.core import CommClosedError
 
-    seconds = config.value("scheduler.answer")
+    seconds = config.value("scheduler.timeout")
 
     async def asked() -> dict[str, Any]:
         found: dict[str, Any] = await asyncio.wait_for(
@@ -132,7 +132,7 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
         answers: dict[str, Any] = client.sync(asked)
     except TimeoutError:
         logger.warning(
-            "not all workers at %s said within %g s which files they see (ferro.scheduler.answer); going on",
+            "not all workers at %s said within %g s which files they see (ferro.scheduler.timeout); going on",
             client.scheduler.address, seconds,
         )  # fmt: skip
         return {}
@@ -145,7 +145,7 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
         lacking = sum(isinstance(other, ImportError) for other in errors.values())
         # The stand-in's sentence begins with its worker.
         what = str(error).partition(": ")[2]
-        raise ConfigError(f"{address}, {lacking} of {len(answers)} workers: {what}") from error
+        raise InputError(f"{address}, {lacking} of {len(answers)} workers: {what}") from error
     return answers
 
 

@@ -23,7 +23,7 @@ from weakref import WeakSet
 import narwhals as nw
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, converted
 from dask_ferro.lower.upstream import infers_meta
@@ -68,7 +68,7 @@ def table_of(model: PreparedModel, given: Any) -> TableInputs | None:
     title = f"model {model.name!r}"
     try:
         table = read_table(given, model.signature, title)
-    except ConfigError:
+    except InputError:
         if not hasattr(given, "iloc") or not infers_meta():
             raise
         # Of the rows that Dask made up the types count, and the first one alone has no missing values.
@@ -98,7 +98,7 @@ def _is_series(value: object) -> bool:
 
 
 def _labelled(value: Any, title: str) -> Any:
-    """Return a table with names as labels of its columns; raises `ConfigError` where two have one name."""
+    """Return a table with names as labels of its columns; raises `InputError` where two have one name."""
     labels = getattr(value, "column_names", None) or getattr(value, "columns", None)
     if labels is None or callable(labels):
         return value
@@ -109,9 +109,9 @@ def _labelled(value: Any, title: str) -> Any:
 
 
 def refuse_duplicates(names: Sequence[str], what: str) -> None:
-    """Raise `ConfigError` where two columns have one name."""
+    """Raise `InputError` where two columns have one name."""
     if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
-        raise ConfigError(f"{what} has several columns named {', '.join(map(repr, repeated))}; rename them")
+        raise InputError(f"{what} has several columns named {', '.join(map(repr, repeated))}; rename them")
 
 
 def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
@@ -119,7 +119,7 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
 
     Raises
     ------
-    ConfigError
+    InputError
         Columns that are missing or do not fit, all of them at once; rows or columns that are no table.
     """
     if isinstance(given, Mapping) and any(map(_is_series, given.values())):
@@ -131,7 +131,7 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
     if not isinstance(frame, nw.DataFrame):
         got, remedy = _form_of(given, sig)
         if got and all(spec.kind == "tensor" for spec in sig.inputs):
-            raise ConfigError(
+            raise InputError(
                 f"{title}: got {got}, wanted arrays ({'; '.join(map(str, sig.inputs))}) or a table (a data frame of"
                 f" pandas, polars, pyarrow, modin, cuDF or dask.dataframe, or a dict of their columns): pass {remedy}"
             )
@@ -147,7 +147,7 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         is_ordered = isinstance(columns, list) and len(columns) > 1 and not specs[name].columns
         by_position = columns if is_ordered and not _tells_positions(columns) else by_position
     if problems:
-        raise ConfigError(f"{title}: {'; '.join(problems)}")
+        raise InputError(f"{title}: {'; '.join(problems)}")
     index = given.index if frame.implementation.is_pandas_like() else None
     form = TableForm(frame.implementation, len(frame), index, sig)
     return TableInputs(arrays, form, by_position)
@@ -159,7 +159,7 @@ def columns_for(
     """Return the columns of each input: the name of one, or all of them in order for a matrix.
 
     A matrix is one column only if that has lists or arrays (`vectors`) and the input's name, or if it is the only one.
-    Raises `ConfigError` where an input, or a name of a matrix's columns, has no column.
+    Raises `InputError` where an input, or a name of a matrix's columns, has no column.
     """
     if len(sig.inputs) == 1 and len(columns) == 1 and columns[0] in vectors:
         return {sig.inputs[0].name: columns[0]}
@@ -170,13 +170,13 @@ def columns_for(
         unknown = [name for name in spec.columns if name not in columns]
         if not unknown or _tells_positions(columns):
             return {spec.name: list(columns if unknown else spec.columns or columns)}
-        raise ConfigError(
+        raise InputError(
             f"{title}: the table has no column for {_listed(unknown)} of input {spec.name!r}; it has"
             f" {_listed(columns)}; name the columns as the model's {FEATURE_NAMES}, or pass an array in their order"
         )
     missing = [s for s in sig.inputs if s.name not in columns]
     if missing:
-        raise ConfigError(
+        raise InputError(
             f"{title}: the table has no column for {', '.join(f'input {s.name!r}' for s in missing)}; it has"
             f" {_listed(columns)}; name the columns as the inputs, or pass a dict of arrays by input:"
             f" {'; '.join(map(str, sig.inputs))}"
@@ -250,7 +250,7 @@ def _input(
     if isinstance(wanted, int) and len(columns) != wanted:
         problems.append(
             f"the table has {len(columns)} columns ({_listed(columns)}), and input {spec.name!r} takes {wanted}, in the"
-            " order of its training: pass these alone, model(table[[...]]), or keep= the others in ff.run"
+            " order of its training: pass these alone, model(table[[...]]), or keep= the others in ff.predict_files"
         )
         return np.empty(0)
     plain = _plain(frame, columns, spec)
@@ -278,19 +278,19 @@ def _values(column: nw.Series, spec: ValueSpec, problems: list[str]) -> np.ndarr
     """Return a column as an array of the input's dtype; what is wrong is added to `problems`."""
     try:
         return _converted(column, spec, f"column {column.name!r} for input {spec.name!r}")
-    except ConfigError as error:
+    except InputError as error:
         problems.append(str(error))
         return np.empty(0)
 
 
 def _converted(column: nw.Series, spec: ValueSpec, what: str) -> np.ndarray:
     if spec.kind != "tensor" or spec.dtype is None:
-        raise ConfigError(
+        raise InputError(
             f"{what}: the input is no tensor of a known dtype ({spec}); pass it by name, without a table"
         )
     missing = int(column.null_count())
     if missing and spec.dtype.kind != "f":
-        raise ConfigError(
+        raise InputError(
             f"{what} has {missing} missing values, which {spec} cannot hold: fill or drop them first"
         )
     if spec.dtype != np.dtype(object):
@@ -319,7 +319,7 @@ def lists_as_array(column: Any, what: str) -> np.ndarray:
 
     Raises
     ------
-    ConfigError
+    InputError
         Lists of several lengths, or missing values.
     """
     from pyarrow import compute, concat_arrays
@@ -328,12 +328,12 @@ def lists_as_array(column: Any, what: str) -> np.ndarray:
     array = concat_arrays(column.chunks) if column.num_chunks else column.combine_chunks()
     while True:
         if array.null_count:
-            raise ConfigError(f"{what}: {array.null_count} values are missing (null); fill them in first")
+            raise InputError(f"{what}: {array.null_count} values are missing (null); fill them in first")
         if not (hasattr(array, "flatten") and hasattr(array.type, "value_type")):
             return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(shape)
         low, high = compute.min_max(compute.list_value_length(array)).as_py().values()
         if low != high:
-            raise ConfigError(f"{what}: lists of {low} to {high} values, wanted as many in every row")
+            raise InputError(f"{what}: lists of {low} to {high} values, wanted as many in every row")
         shape.append(getattr(array.type, "list_size", low or 0))
         array = array.flatten()
 
@@ -342,7 +342,7 @@ def _joined(given: Mapping[str, Any], title: str) -> Any:
     """Return a mapping of columns as a table of their library."""
     others = [name for name, value in given.items() if not _is_series(value)]
     if others:
-        raise ConfigError(
+        raise InputError(
             f"{title}: {', '.join(map(repr, others))} is no column of a table, and the other inputs are: pass columns"
             " alone, or arrays alone (column.to_numpy())"
         )
@@ -350,14 +350,14 @@ def _joined(given: Mapping[str, Any], title: str) -> Any:
     lengths = {name: len(value) for name, value in series.items()}
     libraries = {value.implementation for value in series.values()}
     if len(set(lengths.values())) > 1 or len(libraries) > 1:
-        raise ConfigError(
+        raise InputError(
             f"{title}: the columns are of different tables: {lengths} rows, of {sorted(map(str, libraries))}"
         )
     first = next(iter(given.values()))
     if next(iter(libraries)).is_pandas_like():
         unequal = [name for name, value in given.items() if not value.index.equals(first.index)]
         if unequal:
-            raise ConfigError(
+            raise InputError(
                 f"{title}: the columns have different indexes ({', '.join(map(repr, unequal))}), and rows would be"
                 " put together that are not: align them first, or pass arrays"
             )
@@ -374,7 +374,7 @@ def result_columns(
 
     Raises
     ------
-    ConfigError
+    InputError
         Two columns have one name, or an output has no row for each row of the table.
     """
     columns: dict[str, np.ndarray] = {}
@@ -383,9 +383,10 @@ def result_columns(
         shape = np.shape(value)
         if isinstance(value, list) or len(shape) not in (1, 2) or shape[0] != rows:
             got = "a list" if isinstance(value, list) else f"shape {shape}"
-            raise ConfigError(
+            raise InputError(
                 f"{title}: output {name!r} has {got}, and a table of {rows} rows needs one or two axes with a row for"
-                " each; pass arrays instead of a table (in ff.run, a sink .npy or .zarr), or choose other outputs"
+                " each; pass arrays instead of a table (in ff.predict_files, a sink .npy or .zarr), or choose other"
+                " outputs"
             )
         if len(shape) == 1 or shape[1] == 1:
             made = {name: value.reshape(rows)}
@@ -393,7 +394,7 @@ def result_columns(
             labels = classes[name] if len(classes[name]) == shape[1] else range(shape[1])
             made = {f"{name}_{label}": value[:, k] for k, label in enumerate(labels)}
         if clashes := [column for column in made if column in columns or column in taken]:
-            raise ConfigError(
+            raise InputError(
                 f"{title}: output {name!r} gives columns {clashes}, which are there already; choose other outputs"
                 " (outputs=), or rename the columns of the table"
             )

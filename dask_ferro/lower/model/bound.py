@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel, with_defaults_replaced
@@ -27,7 +27,10 @@ from dask_ferro.lower.signature import (
     shape_of,
 )
 
-AT_ONCE = "run it on all rows at once: no batch=, dask arrays of one chunk along axis 0, in ff.run a batch= of all rows"
+AT_ONCE = (
+    "run it on all rows at once: no batch_size=, dask arrays of one chunk along axis 0, in ff.predict_files a"
+    " batch_size= of all rows"
+)
 
 
 class BoundModel:
@@ -85,40 +88,42 @@ def bind(
     model: PreparedModel,
     given: Any,
     *,
-    batch: int | None,
-    batched: Collection[str] | None,
+    batch_size: int | None,
+    batch_inputs: Collection[str] | None,
     granularity: Granularity,
 ) -> BoundModel:
     """Return a model on its inputs: an array, a mapping of arrays by name, or a tuple of them.
 
-    `batch` and `batched` are the rows of a chunk and the inputs that are cut, where the caller says so.
+    `batch_size` and `batch_inputs` are the rows of a chunk and the inputs that are cut, where the caller says so.
 
     Raises
     ------
-    ConfigError
+    InputError
         Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
     """
     names = frozenset(given if isinstance(given, Mapping) else ()) - {s.name for s in model.signature.inputs}
     if names:
         model = with_defaults_replaced(model, names)
     sig, title = model.signature, f"model {model.name!r}"
-    batch = checked_batch(batch, title)
+    batch_size = checked_batch(batch_size, title)
     arrays = checked_arrays(sig, given, title)
     # Which inputs carry the batch has to be known before chunks are made or looked at.
-    is_cut = batch is not None or any(map(is_dask_array, arrays.values()))
-    model = with_batched(model, arrays, batched, is_cut=is_cut)
-    arrays = _rechunked(arrays, model.signature.carried, batch)
-    return BoundModel(model, arrays, _row_chunks(model.signature, arrays, batch), granularity)
+    is_cut = batch_size is not None or any(map(is_dask_array, arrays.values()))
+    model = with_batched(model, arrays, batch_inputs, is_cut=is_cut)
+    arrays = _rechunked(arrays, model.signature.carried, batch_size)
+    return BoundModel(model, arrays, _row_chunks(model.signature, arrays, batch_size), granularity)
 
 
-def checked_batch(batch: Any, title: str) -> int | None:
-    """Return `batch` as an int, or None; raise `ConfigError` where it is no number of rows."""
-    if batch is None:
+def checked_batch(batch_size: Any, title: str) -> int | None:
+    """Return `batch_size` as an int, or None; raise `InputError` where it is no number of rows."""
+    if batch_size is None:
         return None
     # A bool is an int to Python, and an integer of numpy is none: so `__index__`, and no bool.
-    if isinstance(batch, bool) or not hasattr(batch, "__index__") or batch < 1:
-        raise ConfigError(f"{title}: batch={batch!r}, wanted a number of rows of at least 1, or None")
-    return operator.index(batch)
+    if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
+        raise InputError(
+            f"{title}: batch_size={batch_size!r}, wanted a number of rows of at least 1, or None"
+        )
+    return operator.index(batch_size)
 
 
 # ---- which inputs are cut ------------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ def with_batched(
 
     Raises
     ------
-    ConfigError
+    InputError
         `names` that cannot be cut, or several inputs that may be and no way to tell.
     """
     sig = opened.signature
@@ -153,17 +158,17 @@ def with_batched(
         refuse_sure(opened.name, found[0])
     reasons = dict.fromkeys(finding.why for finding in found[0])
     shown = ", ".join(map(repr, (*sig.carried, *alike)))
-    raise ConfigError(
+    raise InputError(
         f"model {opened.name!r}: inputs {shown} have as many rows and no common name for them, and the model does not"
-        f" tell which are cut together ({'; '.join(reasons)}); name them: batched=({shown}), or"
-        f" batched=({sig.carried[0]!r},) if the others go whole to each chunk"
+        f" tell which are cut together ({'; '.join(reasons)}); name them: batch_inputs=({shown}), or"
+        f" batch_inputs=({sig.carried[0]!r},) if the others go whole to each chunk"
     )
 
 
 def refuse_sure(name: str, found: Collection[Finding]) -> None:
-    """Raise `ConfigError` where one of the findings is sure."""
+    """Raise `InputError` where one of the findings is sure."""
     if sure := dict.fromkeys(finding.why for finding in found if finding.sure):
-        raise ConfigError(
+        raise InputError(
             f"model {name!r}: the rows cannot be cut, as chunks of them give other numbers than all:"
             f" {'; '.join(sure)}; {AT_ONCE}"
         )
@@ -187,26 +192,27 @@ def _rows(value: Any) -> float | None:
 
 def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, ...]:
     if not isinstance(names, Collection):
-        raise ConfigError(
-            f"{title}: batched={names!r}, wanted names of inputs: {', '.join(s.name for s in sig.inputs)}"
+        raise InputError(
+            f"{title}: batch_inputs={names!r}, wanted names of inputs: {', '.join(s.name for s in sig.inputs)}"
         )
     wanted = (names,) if isinstance(names, str) else tuple(names)
     known = {s.name: s for s in sig.inputs}
     unknown = [n for n in wanted if n not in known]
     if unknown or not wanted:
         got = ", ".join(map(repr, unknown)) or "nothing"
-        raise ConfigError(f"{title}: batched= names {got}; wanted some of its inputs: {', '.join(known)}")
+        raise InputError(f"{title}: batch_inputs= names {got}; wanted some of its inputs: {', '.join(known)}")
     fixed = [s for s in sig.inputs if s.name in wanted and not may_carry(s)]
     if fixed:
         listed = "; ".join(map(str, fixed))
-        raise ConfigError(
-            f"{title}: batched= names inputs without an open axis 0, which cannot be cut: {listed}; leave them out"
+        raise InputError(
+            f"{title}: batch_inputs= names inputs without an open axis 0, which cannot be cut: {listed}; leave them out"
         )
     symbols = {s.shape[0] for s in sig.inputs if s.name in wanted and s.shape} - {None}
     left = [s.name for s in sig.inputs if s.name not in wanted and s.shape and s.shape[0] in symbols]
     if left:
-        raise ConfigError(
-            f"{title}: batched= leaves out {', '.join(map(repr, left))}, whose axis 0 has the same name as that of an"
+        raise InputError(
+            f"{title}: batch_inputs= leaves out {', '.join(map(repr, left))}, whose axis 0 has the same name as"
+            f" that of an"
             " input that is cut; name them too"
         )
     return wanted
@@ -215,8 +221,8 @@ def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, .
 # ---- chunks --------------------------------------------------------------------------------------------------
 
 
-def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch: int | None) -> dict[str, Any]:
-    """Return the inputs, of which those of dask of these names have chunks of `batch` rows.
+def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch_size: int | None) -> dict[str, Any]:
+    """Return the inputs, of which those of dask of these names have chunks of `batch_size` rows.
 
     If there are such, all dask arrays have one chunk along the other axes, as a task takes whole rows.
     """
@@ -227,35 +233,36 @@ def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch: int | N
         if not is_dask_array(array):
             continue
         sizes = {axis: -1 for axis, sizes in enumerate(array.chunks) if axis and len(sizes) > 1}
-        if batch is not None and name in names:
+        if batch_size is not None and name in names:
             if any(n != n for n in array.chunks[0]):
-                raise ConfigError(
-                    f"input {name!r} is a dask array whose chunks have unknown sizes, so batch={batch} cannot cut it;"
-                    " call .compute_chunk_sizes() first, or leave batch= out"
+                raise InputError(
+                    f"input {name!r} is a dask array whose chunks have unknown sizes, so batch_size={batch_size}"
+                    f" cannot cut it;"
+                    " call .compute_chunk_sizes() first, or leave batch_size= out"
                 )
-            sizes[0] = batch
+            sizes[0] = batch_size
         made[name] = array.rechunk(sizes) if sizes else array
     return made
 
 
-def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) -> tuple[int, ...] | None:
+def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch_size: int | None) -> tuple[int, ...] | None:
     """Return the rows of each chunk, or None when the inputs are taken whole."""
     carried = {name: arrays[name] for name in sig.carried}
     chunked = {name: tuple(a.chunks[0]) for name, a in carried.items() if is_dask_array(a)}
     # Sizes that dask does not know are nan, which equals nothing: they are not compared, and neither is their sum.
     known = [{n for n in sizes if n == n} for sizes in zip(*chunked.values(), strict=False)]
     if len(set(map(len, chunked.values()))) > 1 or any(len(sizes) > 1 for sizes in known):
-        raise ConfigError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
+        raise InputError(f"inputs are chunked differently along axis 0: {chunked}; rechunk them alike")
     lengths = {name: len(a) for name, a in carried.items() if shape_of(a) and not is_dask_array(a)}
     lengths |= {name: sum(sizes) for name, sizes in chunked.items() if sum(sizes) == sum(sizes)}
     # An input of one row is repeated for every row, so its length does not count.
     if sig.fixed_rows:
         lengths = {name: n for name, n in lengths.items() if n != 1 or len(lengths) == 1}
-    cutting = bool(chunked) or batch is not None
+    cutting = bool(chunked) or batch_size is not None
     if (cutting or sig.fixed_rows) and len(set(lengths.values())) > 1:
-        raise ConfigError(f"inputs differ in length along the batch axis: {lengths}")
+        raise InputError(f"inputs differ in length along the batch axis: {lengths}")
     if cutting and not all(shape_of(a) for a in carried.values()):
-        raise ConfigError(
+        raise InputError(
             "an input that carries the batch is a future or a delayed value: it cannot be cut in chunks"
         )
     splitting = bool(sig.fixed_rows) and any(n != sig.fixed_rows for n in lengths.values())
@@ -264,21 +271,21 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch: int | None) ->
         more = (
             f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {_remedy(sig)}"
         )
-        raise ConfigError(
+        raise InputError(
             f"outputs without the batch axis cannot be joined from chunks: {without};"
             f" {more if splitting else AT_ONCE}"
         )
     rows = next(iter(lengths.values()), 0)
     if chunked:
         chunks = next(iter(chunked.values()))
-    elif batch is None or rows <= batch:
+    elif batch_size is None or rows <= batch_size:
         return None
     else:
-        chunks = tuple(min(batch, rows - start) for start in range(0, rows, batch))
+        chunks = tuple(min(batch_size, rows - start) for start in range(0, rows, batch_size))
     if isinstance(sig.batch, int) and sig.batch > 1 and any(n != sig.batch for n in chunks):
-        raise ConfigError(
+        raise InputError(
             f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}; run without"
-            f" batch=, and with dask arrays of one chunk along axis 0; {_remedy(sig)}"
+            f" batch_size=, and with dask arrays of one chunk along axis 0; {_remedy(sig)}"
         )
     return chunks
 

@@ -1,4 +1,4 @@
-"""`ModelGraph`: a model as a function, whose calls give dask arrays, and as a Dask collection on inputs of its own.
+"""`Model`: a model as a function, whose calls give dask arrays, and as a Dask collection on inputs of its own.
 
 Keys are a function of the model's content, the inputs' content and the bundles, so the same call has the same keys in
 any process.
@@ -19,7 +19,7 @@ import onnx_ir as ir
 from dask.base import DaskMethodsMixin
 
 from dask_ferro import config
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
@@ -42,8 +42,8 @@ def from_onnx(
     model: str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model,
     inputs: Any = None,
     *,
-    batch: int | None = None,
-    batched: Collection[str] | None = None,
+    batch_size: int | None = None,
+    batch_inputs: Collection[str] | None = None,
     granularity: Granularity = "auto",
     outputs: str | Collection[str] | None = None,
 ) -> Any:
@@ -60,12 +60,12 @@ def from_onnx(
     inputs : array, dict of arrays by name, tuple of arrays, optional
         numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures, and what else a call takes.
         Without inputs the result is a function of them; computing it directly uses seeded synthetic inputs and warns.
-    batch : int, optional
+    batch_size : int, optional
         Rows per task, along axis 0 of the inputs; dask arrays are rechunked to it.  Rows that are cut into chunks,
-        by `batch` or by a dask array, must not depend on each other: a model that certainly combines rows is refused;
-        one that may combine them is tested on a few rows, with a warning.  Each task checks that its outputs have
-        as many rows as its chunk.
-    batched : str or collection of str, optional
+        by `batch_size` or by a dask array, must not depend on each other: a model that certainly combines rows is
+        refused; one that may combine them is tested on a few rows, with a warning.  Each task checks that its outputs
+        have as many rows as its chunk.
+    batch_inputs : str or collection of str, optional
         The inputs that are cut along axis 0, where their axes 0 have different names or none and the model does not
         determine it.
     granularity : "auto", "op", "model" or float
@@ -77,7 +77,7 @@ def from_onnx(
 
     Returns
     -------
-    ModelGraph
+    Model
         A function of inputs, and a Dask collection on seeded ones; with `inputs`, what its call gives: a dask.array, or
         a mapping of several by name.
 
@@ -85,29 +85,29 @@ def from_onnx(
     ------
     ModelError
         The file is unreadable, inconsistent or unsafe; all problems are reported at once.
-    UnsupportedOp
+    UnsupportedOpError
         No engine computes some node.
-    ConfigError
+    InputError
         Inputs or arguments do not fit, or `outputs` names something else than outputs of the model.
 
     Examples
     --------
     >>> import dask_ferro as ff
     >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
-    >>> model(images, batch=256).compute()                       # doctest: +SKIP
+    >>> model(images, batch_size=256).compute()                       # doctest: +SKIP
     >>> ff.from_onnx("classifier.onnx", outputs="label")         # doctest: +SKIP
     """
     config.check()
     wanted = _checked_granularity(granularity)
-    made = ModelGraph(open_model(model, outputs=outputs), CallDefaults(batch, batched, wanted))
+    made = Model(open_model(model, outputs=outputs), CallDefaults(batch_size, batch_inputs, wanted))
     return made if inputs is None else made(inputs)
 
 
 class CallDefaults(NamedTuple):
     """Batch size, inputs that are cut, and granularity of calls that name none."""
 
-    batch: int | None = None
-    batched: Names = None
+    batch_size: int | None = None
+    batch_inputs: Names = None
     granularity: Granularity = "auto"
 
 
@@ -116,12 +116,12 @@ def _checked_granularity(granularity: Any) -> Granularity:
         return granularity  # type: ignore[no-any-return]
     if isinstance(granularity, (int, float)) and not isinstance(granularity, bool) and granularity > 0:
         return float(granularity)
-    raise ConfigError(
+    raise InputError(
         f"granularity={granularity!r}: wanted 'auto', 'op', 'model', or seconds per bundle (above 0)"
     )
 
 
-class ModelGraph(DaskMethodsMixin):
+class Model(DaskMethodsMixin):
     """A model as a function of its inputs, and as a Dask collection on seeded ones.  Made by `from_onnx`.
 
     Attributes
@@ -141,13 +141,15 @@ class ModelGraph(DaskMethodsMixin):
     >>> model = ff.from_onnx("examples/models/digits_mlp.onnx")  # doctest: +SKIP
     >>> model.inputs["image"].shape, model.ops["Gemm"]           # doctest: +SKIP
     (('N', 64), 2)
-    >>> scores = model(images, batch=256).compute()              # doctest: +SKIP
+    >>> scores = model(images, batch_size=256).compute()              # doctest: +SKIP
     >>> parts = client.map(model.predict, batches)               # doctest: +SKIP
     """
 
     def __init__(self, opened: PreparedModel, defaults: CallDefaults) -> None:
         self._opened = opened
-        self._defaults = defaults._replace(batch=checked_batch(defaults.batch, f"model {opened.name!r}"))
+        self._defaults = defaults._replace(
+            batch_size=checked_batch(defaults.batch_size, f"model {opened.name!r}")
+        )
 
     # -- what it is ----------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class ModelGraph(DaskMethodsMixin):
     def __repr__(self) -> str:
         facts = facts_of(self._opened, self.ops, self._own_bundles)
         lines = "".join(f"\n  {label:<10}{text}" for label, text in facts)
-        return f"<ModelGraph {self.name!r}{lines}>"
+        return f"<Model {self.name!r}{lines}>"
 
     def _repr_html_(self) -> str:
         from dask_ferro.views.model import card
@@ -207,7 +209,13 @@ class ModelGraph(DaskMethodsMixin):
     # -- calling it ----------------------------------------------------------------------------------------
 
     def __call__(
-        self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
+        self,
+        /,
+        *args: Any,
+        batch_size: int | None = None,
+        batch_inputs: Names = None,
+        dims: Any = None,
+        **named: Any,
     ) -> Any:
         """Return the model on its inputs.
 
@@ -221,10 +229,10 @@ class ModelGraph(DaskMethodsMixin):
             ("feature_names": a JSON list, or separated by commas), else all in their order, with a warning where they
             have names.
             Or xarray's DataArrays, or one Dataset, of which each input takes the variable of its name.
-        batch : int, optional
-            Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by `batch`
-            or by a dask array, must not depend on each other.
-        batched : str or collection of str, optional
+        batch_size : int, optional
+            Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by
+            `batch_size` or by a dask array, must not depend on each other.
+        batch_inputs : str or collection of str, optional
             The inputs that are cut.  By default those whose axis 0 has the name of the batch, and all others with
             other names or none that have as many rows, if the model then computes each row by itself.
         dims : str or sequence of str, optional
@@ -240,13 +248,13 @@ class ModelGraph(DaskMethodsMixin):
 
         Raises
         ------
-        ConfigError
+        InputError
             Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
         """
         # Dask's arrays are imported with the first call.
         from dask_ferro.lower.model.lowering import outputs_of
 
-        options = {"batch": batch, "batched": batched, "dims": dims}
+        options = {"batch_size": batch_size, "batch_inputs": batch_inputs, "dims": dims}
         table = args[0] if len(args) == 1 and not named else None
         if type(table).__module__.startswith("dask.dataframe") and getattr(table, "ndim", 0) == 2:
             return partitioned(self, table, self._opened.signature, options, self._title)
@@ -258,10 +266,16 @@ class ModelGraph(DaskMethodsMixin):
         return labels.results(bound.model.signature, several, cut=bound.rows is not None)
 
     def planned(
-        self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
+        self,
+        /,
+        *args: Any,
+        batch_size: int | None = None,
+        batch_inputs: Names = None,
+        dims: Any = None,
+        **named: Any,
     ) -> BoundModel:
         """Return a call, whose arguments these are, before it is a graph: its bundles and the number of its chunks."""
-        options = {"batch": batch, "batched": batched, "dims": dims}
+        options = {"batch_size": batch_size, "batch_inputs": batch_inputs, "dims": dims}
         return self._bound(args, named, options)[0]
 
     @property
@@ -277,7 +291,7 @@ class ModelGraph(DaskMethodsMixin):
         """
         opened, defaults, title = self._opened, self._defaults, self._title
         if at_once:
-            defaults = defaults._replace(batch=None, granularity="model")
+            defaults = defaults._replace(batch_size=None, granularity="model")
         given = _inputs_by_name(opened.signature, args, named, options, title)
         given, labels = read_labelled(given, opened.signature, options["dims"], title)
         table = table_of(opened, given)
@@ -285,12 +299,18 @@ class ModelGraph(DaskMethodsMixin):
         settings = defaults._replace(**chosen)._asdict()
         bound = bind(opened, given if table is None else table.arrays, **settings)
         if at_once and (lazy := [name for name, array in bound.arrays.items() if comes_later(array)]):
-            raise ConfigError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
+            raise InputError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
         _check_chunks(bound)
         return bound, labels, None if table is None else table.form
 
     def predict(
-        self, /, *args: Any, batch: int | None = None, batched: Names = None, dims: Any = None, **named: Any
+        self,
+        /,
+        *args: Any,
+        batch_size: int | None = None,
+        batch_inputs: Names = None,
+        dims: Any = None,
+        **named: Any,
     ) -> Any:
         """Return the model's outputs on arrays, computed at once in this process.
 
@@ -303,7 +323,7 @@ class ModelGraph(DaskMethodsMixin):
         *args, **named
             numpy arrays: one for a model with one input; several in the model's order; a dict by name; or keywords.
             Or one table in memory, or xarray's arrays, as a call of the model takes them.
-        batch, batched, dims : optional
+        batch_size, batch_inputs, dims : optional
             As in a call of the model; batches are computed one after the other, by default all rows at once.
 
         Returns
@@ -313,7 +333,7 @@ class ModelGraph(DaskMethodsMixin):
 
         Raises
         ------
-        ConfigError
+        InputError
             Names, dtypes or shapes that do not fit the model, all at once; a value that is lazy; in another process,
             a file that is missing or has changed.
 
@@ -324,7 +344,7 @@ class ModelGraph(DaskMethodsMixin):
         """
         from dask_ferro.lower.model.lowering import values_of
 
-        options = {"batch": batch, "batched": batched, "dims": dims}
+        options = {"batch_size": batch_size, "batch_inputs": batch_inputs, "dims": dims}
         bound, labels, form = self._bound(args, named, options, at_once=True)
         results = values_of(bound)
         if labels is not None:
@@ -345,9 +365,9 @@ class ModelGraph(DaskMethodsMixin):
     @cached_property
     def _synthetic(self) -> BoundModel:
         opened, defaults = self._opened, self._defaults
-        if defaults.batched is not None:
-            opened = with_batched(opened, {}, defaults.batched, is_cut=True)
-        inputs = synthetic(opened.signature, defaults.batch)
+        if defaults.batch_inputs is not None:
+            opened = with_batched(opened, {}, defaults.batch_inputs, is_cut=True)
+        inputs = synthetic(opened.signature, defaults.batch_size)
         bound = bind(opened, inputs, **defaults._asdict())
         _check_chunks(bound)
         return bound
@@ -392,16 +412,16 @@ class ModelGraph(DaskMethodsMixin):
         return self._own.__dask_scheduler__
 
 
-def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> ModelGraph:
-    return ModelGraph(reopened(ref, content, name), defaults)
+def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> Model:
+    return Model(reopened(ref, content, name), defaults)
 
 
-def opened_of(model: ModelGraph) -> PreparedModel:
+def opened_of(model: Model) -> PreparedModel:
     """Return the loaded model of a graph, its signature and plans: for what shows, compares or streams it."""
     return model._opened
 
 
-def defaults_of(model: ModelGraph) -> CallDefaults:
+def defaults_of(model: Model) -> CallDefaults:
     """Return the settings of calls that name none."""
     return model._defaults
 
@@ -409,17 +429,17 @@ def defaults_of(model: ModelGraph) -> CallDefaults:
 def _inputs_by_name(
     sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
 ) -> Any:
-    """Return the inputs of a call as `bind` takes them; raises `ConfigError` where they and options are mixed up."""
+    """Return the inputs of a call as `bind` takes them; raises `InputError` where they and options are mixed up."""
     names = {spec.name for spec in sig.inputs}
     if clashes := [option for option, value in options.items() if option in names and shape_of(value)]:
-        raise ConfigError(
+        raise InputError(
             f"{title}: {clashes[0]!r} is an input and an argument; pass inputs as a dict by name"
         )
     if not (args and named):
         return named if named else (args[0] if len(args) == 1 else args)
     unknown = ", ".join(name for name in named if name not in names)
     why = f"{unknown} is no input, and options of a call are {', '.join(options)}; from_onnx has others"
-    raise ConfigError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
+    raise InputError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
 
 
 def _check_chunks(bound: BoundModel) -> None:

@@ -1,6 +1,6 @@
 """Inventory of a model before it runs: operators, engines, costs, bundles and problems.
 
-The value behind `dask ferro import`: what loading, routing, costing and bundling say about one model, and all
+The value behind `dask ferro inspect`: what loading, routing, costing and bundling say about one model, and all
 of its problems at once.  Durations are projected seconds on one thread, sizes bytes.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from dask.system import CPU_COUNT
 
 from dask_ferro.engines.selection import Support, route, support
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Granularity, Plan, dag, plan
 from dask_ferro.graph.bundling.summary import Bound, OpRow, bound, per_op
 from dask_ferro.graph.cost.roofline import model_cost
@@ -101,9 +101,9 @@ def inventory(
 
     Raises
     ------
-    ModelError, UnsupportedOp
+    ModelError, UnsupportedOpError
         When the file cannot be loaded at all.
-    ConfigError
+    InputError
         A `batch` that the model does not take.
     """
     loaded = load(path, limits=limits())
@@ -154,5 +154,5 @@ def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[i
         return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})
     own = sig.batch or 1
     if batch is not None and sig.batch is not None and batch != own:
-        raise ConfigError(f"model {path!r}: got a batch of {batch}, but its own is fixed at {own}")
+        raise InputError(f"model {path!r}: got a batch of {batch}, but its own is fixed at {own}")
     return own, infer(loaded.model)

@@ -26,7 +26,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from tlz import merge
 
 from dask_ferro.engines.selection import route
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.flow.task_cost import CALL, TaskCost, guessed_cost
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
 from dask_ferro.graph.ir.nodes import value_bytes
@@ -341,9 +341,9 @@ def _output(made: Lowered, index: int) -> Any:
     if spec.dtype is None or shape is None:
         return _delayed(made, index)
     if bound.rows is not None and not (shape and (sig.fixed_rows or _may_have(shape[0], bound.rows))):
-        raise ConfigError(
+        raise InputError(
             f"model {bound.model.name!r}: output {spec} does not carry the batch axis, so it cannot be joined from"
-            " chunks; run it on all rows at once (no batch=, and numpy arrays)"
+            " chunks; run it on all rows at once (no batch_size=, and numpy arrays)"
         )
     sizes: list[tuple[float, ...]] = [(d if isinstance(d, int) else np.nan,) for d in shape]
     if bound.rows is not None:

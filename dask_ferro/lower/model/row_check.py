@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.model.bound import AT_ONCE, BoundModel, refuse_sure
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.signature import ValueSpec, made_up, may_carry, shape_of
@@ -37,7 +37,7 @@ def check_rows(opened: PreparedModel, arrays: Mapping[str, Any]) -> None:
 
     Raises
     ------
-    ConfigError
+    InputError
         Rows depend on each other, by the graph or by a trial.
 
     Warns
@@ -52,7 +52,7 @@ def check_rows(opened: PreparedModel, arrays: Mapping[str, Any]) -> None:
     reasons = "; ".join(dict.fromkeys(f.why for f in found))
     seen = _tried(opened, arrays)
     if seen:
-        raise ConfigError(
+        raise InputError(
             f"model {opened.name!r}: its rows depend on each other: {seen}; as to why, {reasons}; {AT_ONCE}"
         )
     _tried_models.add(opened)
@@ -87,7 +87,9 @@ def _tried(opened: PreparedModel, arrays: Mapping[str, Any]) -> str | None:
         whole = run(rows)
     except Exception:  # noqa: BLE001 - engines raise many kinds: this is no model for made-up rows
         others = ", ".join(repr(s.name) for s in sig.inputs if s.name not in sig.carried and may_carry(s))
-        unfit = f"other rows do not go with all of {others}, so name the inputs that are cut with batched="
+        unfit = (
+            f"other rows do not go with all of {others}, so name the inputs that are cut with batch_inputs="
+        )
         return unfit if others else None
     cuts = [np.split(rows[name], np.cumsum(_PIECES)[:-1]) for name in sig.carried]
     try:

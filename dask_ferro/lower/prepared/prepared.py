@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.selection import Support, supported
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.batch_independence import dependence
 from dask_ferro.graph.bundling.plan import Granularity, Plan, plan
 from dask_ferro.graph.cost.roofline import ModelCost, model_cost
@@ -91,7 +91,7 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
         if proto.ir_version < 4 or not names <= defaults:
             return model
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in weights):
-            raise ConfigError(
+            raise InputError(
                 f"model {model.name!r}: {', '.join(sorted(names))} replaces a default, which takes a model of one file,"
                 " and this one has external data; store the weights in the model's file"
             )
@@ -114,7 +114,7 @@ def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
 
     Raises
     ------
-    ConfigError
+    InputError
         This process does not see the file, or it is another one by now.
     """
     if content is not None:

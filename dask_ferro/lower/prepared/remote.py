@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import InputError, ModelError
 
 # The extras that bring what fsspec needs for a kind of address.
 _EXTRAS = {"http": "remote", "https": "remote", "s3": "s3", "s3a": "s3"}
@@ -139,12 +139,12 @@ def web_failure(error: BaseException, address: str) -> str | None:
     return f"it cannot be reached: {error_text(error, address)}"
 
 
-def missing_package(what: str, address: str, error: ImportError) -> ConfigError:
+def missing_package(what: str, address: str, error: ImportError) -> InputError:
     """Return the error for an address whose package is not installed."""
     kind = kind_of(address)
     extra = _EXTRAS.get(kind)
     remedy = f"pip install 'dask-ferro[{extra}]'" if extra else "install that package"
-    return ConfigError(
+    return InputError(
         f"{what} {without_secrets(address)!r}: {error}; fsspec needs it for {kind}://: {remedy}, here and where the"
         " workers run"
     )
@@ -155,7 +155,7 @@ def fetched(address: str) -> bytes:
 
     Raises
     ------
-    ConfigError
+    InputError
         No installed package reads addresses of this kind.
     ModelError
         It cannot be read.
@@ -170,7 +170,7 @@ def fetched(address: str) -> bytes:
     except ImportError as error:
         raise missing_package("model", address, error) from error
     except ValueError as error:
-        raise ConfigError(
+        raise InputError(
             f"model {shown!r}: {error_text(error, address)}; wanted a path, or an address that fsspec knows"
         ) from error
     except Exception as error:  # noqa: BLE001 - each file system has errors of its own

@@ -52,7 +52,7 @@ class RankFunction(ABC):
 
     @abstractmethod
     def check(self, arrays: Arrays) -> None:
-        """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
+        """Raise `InputError` for inputs that are unknown, or have another dtype or layout."""
 
     @abstractmethod
     def tasks(self, name: str, arrays: Arrays, later: Collection[str] = ()) -> tuple[RankTasks, Places]:
@@ -72,7 +72,7 @@ class RankFunction(ABC):
 
         Raises
         ------
-        ConfigError
+        InputError
             An input that is missing or unknown, or has another dtype, shape or layout than the graph's.
 
         Notes

@@ -15,11 +15,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
 from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
-from dask_ferro.graph.pipeline.named import schedule as named_schedule
+from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import LOSS, Signals, cut_stages
@@ -33,7 +33,7 @@ from dask_ferro.lower.ranks.pipeline import Pipeline
 from dask_ferro.lower.worker.models import limits
 
 
-def parallel(
+def parallelize(
     graph: Any,
     plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None,
     params: Tree | None = None,
@@ -43,7 +43,7 @@ def parallel(
     schedule: str | Schedule | None = None,
     chunks: int | None = None,
     stages: int | Signals | None = None,
-    batched: Sequence[str] | None = None,
+    batch_inputs: Sequence[str] | None = None,
     reduction: str = "mean",
     workers: Sequence[str | int] | None = None,
 ) -> Pipeline:
@@ -80,7 +80,7 @@ def parallel(
         The number of stages, for a cut by projected cost; or the signals to cut by, one entry per chunk, each one
         name or several; by default those of the plan, on the workers that it numbers, or one.  A complete schedule has
         its own number of stages.
-    batched : sequence of str, optional
+    batch_inputs : sequence of str, optional
         The arguments whose axis 0 is the batch; by default the first one, and all whose axis 0 has the same name or
         size.
     reduction : {"mean", "sum"}, optional
@@ -91,9 +91,9 @@ def parallel(
 
     Raises
     ------
-    ConfigError
-        Stages, micro-batches, chunks, signals or a schedule that contradict each other, or an empty `batched`.
-    UnsupportedOp
+    InputError
+        Stages, micro-batches, chunks, signals or a schedule that contradict each other, or an empty `batch_inputs`.
+    UnsupportedOpError
         An op without a gradient or without an engine.
 
     Examples
@@ -111,16 +111,16 @@ def parallel(
 
     A learning rate that changes from step to step:
 
-    >>> step = parallel(loss, None, weights, optimizer=SGD(ff.argument("rate", ())))  # doctest: +SKIP
+    >>> step = parallel(loss, None, weights, optimizer=SGD(ft.input("rate", ())))  # doctest: +SKIP
     >>> now = step(x=images, labels=labels, rate=0.1).submit()  # doctest: +SKIP
     """
     if reduction not in ("mean", "sum"):
-        raise ConfigError(f"parallel: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
+        raise InputError(f"parallelize: reduction: got {reduction!r}, wanted 'mean' or 'sum'")
     if optimizer is not None and params is None:
-        raise ConfigError("parallel: optimizer: there are no parameters; pass params too")
+        raise InputError("parallelize: optimizer: there are no parameters; pass params too")
     if params is not None and not pytree.leaves(params):
-        raise ConfigError(
-            "parallel: params: got no tensors, wanted those to differentiate with respect to; leave it out to run"
+        raise InputError(
+            "parallelize: params: got no tensors, wanted those to differentiate with respect to; leave it out to run"
             " forwards alone"
         )
     sharding = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
@@ -141,7 +141,7 @@ def parallel(
     if params is None:
         order = order.forward() if trains else order
     elif not trains:
-        raise ConfigError(
+        raise InputError(
             f"schedule {order.name!r} has only forwards; leave out the parameters, or add backwards"
         )
     signals = None if stages is None or isinstance(stages, int) else stages
@@ -162,7 +162,7 @@ def parallel(
         plan=sharding,
         reduction=reduction,
         workers=workers,
-        batched=batched,
+        batch_inputs=batch_inputs,
     )
 
 
@@ -175,13 +175,13 @@ def _schedule(
             return named_schedule(schedule, count, parts, chunks)
         each = usual_chunks(schedule) if chunks is None else chunks
         if not isinstance(each, int) or each < 1 or len(count) % each:
-            raise ConfigError(
+            raise InputError(
                 f"schedule {schedule!r}: got {len(count)} signals, wanted a multiple of the {each} chunks of each stage"
             )
         return named_schedule(schedule, len(count) // each, parts, chunks)
     # A schedule's lists fix its counts; a different count given beside them is a mistake in one of the two.
     if chunks is not None:
-        raise ConfigError(
+        raise InputError(
             f"schedule {schedule.name!r}: chunks: got {chunks!r}, but its lists define them; leave it out"
         )
     counts = [("micro_batches", micro_batches, schedule.micro_batches)]
@@ -191,9 +191,7 @@ def _schedule(
         counts.append(("signals", len(stages), schedule.chunks))
     for what, got, has in counts:
         if got is not None and got != has:
-            raise ConfigError(
-                f"schedule {schedule.name!r}: {what}: got {got}, but it has {has}; leave it out"
-            )
+            raise InputError(f"schedule {schedule.name!r}: {what}: got {got}, but it has {has}; leave it out")
     return schedule
 
 
@@ -216,13 +214,13 @@ def _loss_and_metrics(graph: object) -> dict[str, Tensor]:
             if isinstance(graph, Mapping)
             else type(graph).__name__
         )
-        raise ConfigError(
-            f"parallel: with parameters wanted a Tensor, the loss, or a mapping with 'loss', got {got}"
+        raise InputError(
+            f"parallelize: with parameters wanted a Tensor, the loss, or a mapping with 'loss', got {got}"
         )
     for name, value in graph.items():
         if not isinstance(value, Tensor) or value.ndim or not value.is_floating:
-            raise ConfigError(
-                f"parallel: {name!r}: got {value!r}, wanted a floating point scalar, which is combined over"
+            raise InputError(
+                f"parallelize: {name!r}: got {value!r}, wanted a floating point scalar, which is combined over"
                 " micro-batches; take its mean or sum"
             )
     return {LOSS: graph[LOSS], **graph}

@@ -23,7 +23,7 @@ import dask
 import numpy as np
 
 from dask_ferro.engines.selection import route
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import one_rank_step, plan_workers, shard_step, shard_update
@@ -51,7 +51,7 @@ from dask_ferro.lower.signature import (
 )
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 
-_NAMED = "name in batched=[...] the inputs that carry the batch, if not these"
+_NAMED = "name in batch_inputs=[...] the inputs that carry the batch, if not these"
 
 
 class RankGraphs(NamedTuple):
@@ -65,7 +65,7 @@ class Pipeline:
     """A model cut into chunks, and the schedule of their actions.  Created by `parallel`.
 
     `form` is the tree of the parameters with a leaf for each; None without parameters.  Without a plan a stage is one
-    rank.  `reduction`, `workers` and `batched` are as `parallel` takes them.
+    rank.  `reduction`, `workers` and `batch_inputs` are as `parallel` takes them.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Pipeline:
         plan: PlanFile | None = None,
         reduction: str = "mean",
         workers: Sequence[str | int] | None = None,
-        batched: Sequence[str] | None = None,
+        batch_inputs: Sequence[str] | None = None,
     ) -> None:
         self.schedule, self._model, self._update, self._plan = schedule, model, update, plan
         self._params_form = form
@@ -99,12 +99,14 @@ class Pipeline:
         of_step = {spec.name: spec for spec in signature.inputs}
         specs = of_step | {spec.name: spec for spec in end if spec.name not in of_step}
         own = {n: spec for n, spec in specs.items() if n not in {*model.params, *grads, *state}}
-        self.batch = _carriers({name: spec.shape for name, spec in own.items() if name in of_step}, batched)
+        self.batch = _carriers(
+            {name: spec.shape for name, spec in own.items() if name in of_step}, batch_inputs
+        )
         # An update runs once a step and reads one value; a batch would give it one for each micro-batch.
         if cut := sorted(self.batch.intersection(spec.name for spec in end)):
-            raise ConfigError(
-                f"parallel: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
-                " micro-batches; use another argument, or name the inputs that carry the batch in batched=[...]"
+            raise InputError(
+                f"parallelize: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
+                " micro-batches; use another argument, or name the inputs that carry the batch in batch_inputs=[...]"
             )
         carries = tuple(name in signature.carried for name in own)
         self._own = Signature(tuple(own.values()), (), signature.batch, carries, ())
@@ -164,7 +166,7 @@ class Pipeline:
 
         Raises
         ------
-        ConfigError
+        InputError
             Names, dtypes or shapes that do not fit, rows that the micro-batches do not divide, or inputs that cannot be
             split as the plan requires.
         """
@@ -232,12 +234,12 @@ class Pipeline:
 
     def _batch_of(self, inputs: Any, named: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """Return the inputs of a call that are neither parameters nor state, and the rows of the batch."""
-        values = by_name(self._own, {**self._bound, **self._named(inputs, named), **named}, "parallel")
-        arrays = {spec.name: as_array(spec, values[spec.name], "parallel") for spec in self._own.inputs}
+        values = by_name(self._own, {**self._bound, **self._named(inputs, named), **named}, "parallelize")
+        arrays = {spec.name: as_array(spec, values[spec.name], "parallelize") for spec in self._own.inputs}
         rows = self._rows_of(arrays)
         each = self._micro_rows(rows)
         cut = self.batch if each < rows else ()
-        check_arrays(self._own, {n: x[:each] if n in cut else x for n, x in arrays.items()}, "parallel")
+        check_arrays(self._own, {n: x[:each] if n in cut else x for n, x in arrays.items()}, "parallelize")
         return arrays, rows
 
     def _named(self, inputs: Any, named: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -247,8 +249,8 @@ class Pipeline:
             return inputs
         free = [name for name in self.inputs if name not in named]
         if len(free) != 1:
-            raise ConfigError(
-                f"parallel: got one array, wanted {', '.join(self.inputs)}; pass a dict by name"
+            raise InputError(
+                f"parallelize: got one array, wanted {', '.join(self.inputs)}; pass a dict by name"
             )
         return {free[0]: inputs}
 
@@ -258,20 +260,24 @@ class Pipeline:
         for name in sorted(self.batch):
             shape = shape_of(arrays[name])
             if not shape:
-                raise ConfigError(
-                    f"parallel: input {name!r} carries the batch and has no rows to cut; pass an array"
+                raise InputError(
+                    f"parallelize: input {name!r} carries the batch and has no rows to cut; pass an array"
                 )
             lengths[name] = shape[0]
         if len(set(lengths.values())) > 1:
-            raise ConfigError(f"parallel: got rows {lengths}, wanted one number; {_NAMED}")
+            raise InputError(f"parallelize: got rows {lengths}, wanted one number; {_NAMED}")
         return next(iter(lengths.values()), 0)
 
     def _micro_rows(self, rows: int) -> int:
         """Return the rows of a micro-batch."""
         m = self.schedule.micro_batches
+        if self.batch and self._model.params and not rows:
+            raise InputError(
+                f"parallelize: got 0 rows of {', '.join(sorted(self.batch))}, wanted 1 or more; leave such a batch out"
+            )
         if self.batch and m > 1 and (rows < m or rows % m):
-            raise ConfigError(
-                f"parallel: got {rows} rows of {', '.join(sorted(self.batch))}, wanted a multiple of the {m}"
+            raise InputError(
+                f"parallelize: got {rows} rows of {', '.join(sorted(self.batch))}, wanted a multiple of the {m}"
                 f" micro-batches, which have the same rows; pass such a batch, or change micro_batches; {_NAMED}"
             )
         return rows // m
@@ -281,20 +287,22 @@ class Pipeline:
         names, update = self._model.params, self._update
         if params is not None:
             arrays = checked_arrays(
-                self._params, tuple(_leaves_like(self._params_form, params, "params")), "parallel"
+                self._params, tuple(_leaves_like(self._params_form, params, "params")), "parallelize"
             )
         elif missing := [name for name in names if name not in self._model.bound]:
-            raise ConfigError(f"parallel: params: {', '.join(missing)} have no values; pass params=")
+            raise InputError(f"parallelize: params: {', '.join(missing)} have no values; pass params=")
         else:
             arrays = {name: self._model.bound[name] for name in names}
         if update is None:
             if state is not None:
-                raise ConfigError("parallel: state: the pipeline has no optimizer; leave it out, or pass one")
+                raise InputError(
+                    "parallelize: state: the pipeline has no optimizer; leave it out, or pass one"
+                )
             return arrays
         # The initial state is sent like any input, for the first step alone.
         if state is None:
             return arrays | update.start
-        held = checked_arrays(self._state, tuple(_leaves_like(update.form, state, "state")), "parallel")
+        held = checked_arrays(self._state, tuple(_leaves_like(update.form, state, "state")), "parallelize")
         return arrays | dict(zip(update.state, held.values(), strict=True))
 
     # ---- graphs of ranks ---------------------------------------------------------------------------------------
@@ -312,13 +320,13 @@ class Pipeline:
         count = ranks * len(self.schedule.stages)
         if self._worker_names is not None and len(self._worker_names) != count:
             what = "stages" if ranks == 1 else f"ranks, {ranks} a stage"
-            raise ConfigError(
+            raise InputError(
                 f"pipeline: workers: got {len(self._worker_names)}, wanted one for each of the {count} {what}"
             )
         return RankWorkers(self._worker_names, ranks)
 
     def check(self, rows: int) -> None:
-        """Raise `ConfigError` if batches of `rows` rows cannot be cut into micro-batches and split as the plan says."""
+        """Raise `InputError` if batches of `rows` rows cannot be cut into micro-batches and split as the plan says."""
         each = self._micro_rows(rows)
         if self._plan is not None:
             self.graphs(each)
@@ -359,8 +367,8 @@ class Pipeline:
             )
         try:
             return shard_step(self._model, self._plan, self.schedule, dims, self._update, terms)
-        except ConfigError as error:
-            raise ConfigError(f"parallel: micro-batches of {rows} rows: {error}") from error
+        except InputError as error:
+            raise InputError(f"parallelize: micro-batches of {rows} rows: {error}") from error
 
     def _end(self, step: Spmd) -> Ranks | None:
         if self._update is None:
@@ -373,29 +381,33 @@ def _uncut(specs: Sequence[ValueSpec]) -> Signature:
     return Signature(tuple(specs), (), None, (False,) * len(specs), ())
 
 
-def _carriers(shapes: Mapping[str, tuple[Dim, ...] | None], batched: Sequence[str] | None) -> frozenset[str]:
+def _carriers(
+    shapes: Mapping[str, tuple[Dim, ...] | None], batch_inputs: Sequence[str] | None
+) -> frozenset[str]:
     """Return the inputs that carry the batch: the named ones, or by their sizes."""
-    if batched is None:
+    if batch_inputs is None:
         ranked = {name: shape for name, shape in shapes.items() if shape}
         rows = next((shape[0] for shape in ranked.values()), None)
-        # A model's batch axis often has a size and no name, so equal sizes decide: only `batched` can tell a batch
+        # A model's batch axis often has a size and no name, so equal sizes decide: only `batch_inputs` can tell a batch
         # of 8 rows from 8 weights.
         return frozenset(name for name, shape in ranked.items() if shape[0] == rows is not None)
-    names = [batched] if isinstance(batched, str) else list(batched)
+    names = [batch_inputs] if isinstance(batch_inputs, str) else list(batch_inputs)
     if not names or (unknown := [name for name in names if name not in shapes]):
         got = f"the model has no argument {unknown}" if names else "got no arguments"
-        raise ConfigError(f"parallel: batched: {got}; it has {', '.join(shapes) or 'none'}")
+        raise InputError(f"parallelize: batch_inputs: {got}; it has {', '.join(shapes) or 'none'}")
     return frozenset(names)
 
 
 def _leaves_like(form: Any, values: Any, what: str) -> list[Any]:
-    """Return the arrays of a tree of a form, whose leaves are numbers, in order; another form raises `ConfigError`."""
+    """Return the arrays of a tree of a form, whose leaves are numbers, in order; another form raises `InputError`."""
     if isinstance(form, int):
         return [values]
     is_named = isinstance(form, Mapping)
     fits = isinstance(values, Mapping) == is_named and hasattr(values, "__len__") and len(values) == len(form)
     if not fits or (is_named and values.keys() != form.keys()):
-        raise ConfigError(f"parallel: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made")
+        raise InputError(
+            f"parallelize: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made"
+        )
     pairs = [(form[k], values[k]) for k in form] if is_named else list(zip(form, values, strict=True))
     return list(chain.from_iterable(_leaves_like(part, value, what) for part, value in pairs))
 

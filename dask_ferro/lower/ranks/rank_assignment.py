@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.task_cost import FERRO
 from dask_ferro.graph.sharding.node_placement import NodePlacement
@@ -89,7 +89,7 @@ class RankWorkers:
     def __call__(self) -> Homes:
         """Return the workers.
 
-        Raises `ConfigError` for a worker that the cluster does not have, and did not have before: one that died since
+        Raises `InputError` for a worker that the cluster does not have, and did not have before: one that died since
         is no error.
         """
         client, now = live_client(), time.monotonic()
@@ -113,7 +113,7 @@ class RankWorkers:
         missing = [name for name in dict.fromkeys((*turn, *self._numbered)) if name not in by_name]
         if missing and not self._were_there:
             has = ", ".join(f"{workers[address]['name']!r} at {address}" for address in order)
-            raise ConfigError(
+            raise InputError(
                 f"workers: the cluster has no {missing}; it has {has or 'none'}; start more, or name others"
             )
         self._were_there = True

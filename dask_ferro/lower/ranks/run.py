@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.sharded import CallOutputs, ShardedArray, persist
@@ -82,17 +82,17 @@ class PipelineRun(CallOutputs):
 
         Raises
         ------
-        ConfigError
+        InputError
             There is no optimizer, or no client.
         """
         client = current_client()
         if self.params is None:
-            raise ConfigError(
-                "parallel: submit: it has no optimizer, so it gives no parameters for the next step; pass one"
+            raise InputError(
+                "parallelize: submit: it has no optimizer, so it gives no parameters for the next step; pass one"
             )
         if client is None:
-            raise ConfigError(
-                "parallel: submit: there is no distributed client; create one, or call compute()"
+            raise InputError(
+                "parallelize: submit: there is no distributed client; create one, or call compute()"
             )
         return persist(client, self).lazy_step
 

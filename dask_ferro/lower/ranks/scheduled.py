@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import array_dtype
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
@@ -63,7 +64,7 @@ class ScheduledRanks(RankFunction):
         self.outputs = ports
 
     def check(self, arrays: Arrays) -> None:
-        """Raise `ConfigError` for inputs by name that have another dtype or layout."""
+        """Raise `InputError` for inputs by name that have another dtype or layout."""
         for ranks in filter(None, (self._step, self._end)):
             names = (port.name for port in ranks.spmd.inputs)
             check_inputs(ranks.spmd, {name: arrays[name] for name in names if name in arrays})
@@ -180,6 +181,11 @@ class StepTasks(RankTasks):
         action = Action(int(site[:-1]), site[-1], micro_batch)
         # Schedules with whole backwards have no I and no W: both are part of B.
         action = action if action in self.schedule.steps else action._replace(kind=BACKWARD)
+        if action not in self.schedule.steps:
+            raise InputError(
+                f"parallelize: schedule {self.schedule.name!r} has only forwards, and an output is a gradient; pass the"
+                " loss as `graph`, and what it is differentiated with respect to as `params`"
+            )
         self.tasks[key], self.home[key], self.action[key] = task, home, action
         self.order[key] = inner + self._span * self.schedule.steps[action]
 

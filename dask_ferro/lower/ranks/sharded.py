@@ -17,7 +17,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dask_ferro.engines.collectives import joined, reduced
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
@@ -197,9 +197,9 @@ class ShardedArray(CallOutputs):
         return f"<ShardedArray {self.port.name}: {self.port.shape}, {text(self.port.layout)}>"
 
     def check_lies(self, port: Port, mesh: Mesh) -> None:
-        """Raise `ConfigError` unless it has the layout, shape and mesh of an input."""
+        """Raise `InputError` unless it has the layout, shape and mesh of an input."""
         if (self.port.layout, self.port.shape, self.mesh) != (port.layout, port.shape, mesh):
-            raise ConfigError(
+            raise InputError(
                 f"input {port.name!r}: wanted {port.shape} as {text(port.layout)} on {dict(mesh.axes)}, got "
                 f"{self.port.shape} as {text(self.port.layout)} on {dict(self.mesh.axes)}; ask for output "
                 f"{self.port.name!r} in the input's layout, or compute it first"
@@ -240,8 +240,9 @@ def gather(arrays: Tree, **kwargs: Any) -> Tree:
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> out = ff.Ranks.of(ff.apply(y, "plan.yaml"))({"x": batch})  # doctest: +SKIP
-    >>> ff.gather(out)["y"].shape                                  # doctest: +SKIP
+    >>> import dask_ferro.parallel as fp
+    >>> out = fp.Ranks.of(ff.apply_plan(y, "plan.yaml"))({"x": batch})  # doctest: +SKIP
+    >>> fp.gather(out)["y"].shape                                  # doctest: +SKIP
     (4, 6)
     """
     kwargs.pop("optimize_graph", None)  # there is nothing that an optimizer could merge

@@ -55,15 +55,16 @@ class Ranks(RankFunction):
 
     Raises
     ------
-    UnsupportedOp
+    UnsupportedOpError
         Nodes that no engine computes; the message names all of them.
 
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> ranks = ff.Ranks.of(ff.apply(y, "plan.yaml"))  # doctest: +SKIP
+    >>> import dask_ferro.parallel as fp
+    >>> ranks = fp.Ranks.of(ff.apply_plan(y, "plan.yaml"))  # doctest: +SKIP
     >>> out = ranks({"x": batch})                      # doctest: +SKIP
-    >>> ff.gather(out)                                 # doctest: +SKIP
+    >>> fp.gather(out)                                 # doctest: +SKIP
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Ranks(RankFunction):
         return self.source.pieces
 
     def check(self, arrays: Arrays) -> None:
-        """Raise `ConfigError` for inputs that are unknown, or have another dtype or layout."""
+        """Raise `InputError` for inputs that are unknown, or have another dtype or layout."""
         check_inputs(self.spmd, arrays)
 
     def tasks(self, name: str, arrays: Arrays, later: Collection[str] = ()) -> tuple[RankTasks, Places]:

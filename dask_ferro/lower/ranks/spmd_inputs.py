@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape, part
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
@@ -29,14 +29,14 @@ from dask_ferro.lower.signature import is_dask_array
 
 
 def check_inputs(spmd: Spmd, arrays: Arrays) -> None:
-    """Raise `ConfigError` for unknown names, and for inputs of another dtype or layout than the graph's.
+    """Raise `InputError` for unknown names, and for inputs of another dtype or layout than the graph's.
 
     Missing inputs and other shapes are reported when inputs are cut into parts.
     """
     ports = {port.name: port for port in spmd.inputs}
     unknown = sorted(arrays.keys() - ports.keys())
     if unknown:
-        raise ConfigError(f"inputs: the model has no {unknown}; wanted {sorted(ports)}")
+        raise InputError(f"inputs: the model has no {unknown}; wanted {sorted(ports)}")
     dtypes = {value.name: value.dtype for value in spmd.model.graph.inputs}
     for name, value in arrays.items():
         if isinstance(value, ShardedArray):
@@ -49,13 +49,11 @@ def _check_array(name: str, value: Any, dtype: ir.DataType | None) -> None:
     # A delayed value has any attribute.
     if not isinstance(getattr(value, "dtype", None), np.dtype):
         kind = type(value).__name__
-        raise ConfigError(f"input {name!r}: got {kind}, wanted an array, or an output of an earlier call")
+        raise InputError(f"input {name!r}: got {kind}, wanted an array, or an output of an earlier call")
     if dtype == ir.DataType.STRING and value.dtype.kind in "OUT":
         return
     if dtype is not None and value.dtype != dtype.numpy():
-        raise ConfigError(
-            f"input {name!r}: got {value.dtype}, wanted {dtype.numpy()}; convert it with astype"
-        )
+        raise InputError(f"input {name!r}: got {value.dtype}, wanted {dtype.numpy()}; convert it with astype")
 
 
 def feed(
@@ -68,7 +66,7 @@ def feed(
 ) -> None:
     """Give a call the parts of its inputs, which passed `check_inputs`: of those in `names`, these rows; default: all.
 
-    Raises `ConfigError` for an input that is missing, or has another shape.
+    Raises `InputError` for an input that is missing, or has another shape.
     """
     here: list[Port] = []
     expected: list[Port] = []
@@ -97,11 +95,11 @@ def feed(
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> None:
     """Give a call the parts of a dask array, rechunked so that its chunks are its parts."""
     if port.shape is None or len(port.shape) != value.ndim or any(map(_differs, port.shape, value.shape)):
-        raise ConfigError(
+        raise InputError(
             f"input {port.name!r}: want shape {port.shape}, got a dask array of shape {value.shape}"
         )
     if any(isinstance(placement, Partial) for placement in port.layout):
-        raise ConfigError(
+        raise InputError(
             f"input {port.name!r}: got a dask array, wanted {text(port.layout)}, which is terms of a sum; "
             "compute it first"
         )

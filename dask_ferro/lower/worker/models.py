@@ -13,7 +13,7 @@ import numpy as np
 
 from dask_ferro import config
 from dask_ferro.engines.cache import Cache
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.model.load import Limits, Loaded, load_opened
 from dask_ferro.graph.model.source import Source, opened
 
@@ -82,7 +82,7 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
 
     Raises
     ------
-    ConfigError
+    InputError
         The file is missing, or is no longer the file that the graph was built from.
     """
     return _kept(ref, lambda: _open(ref, copy))
@@ -94,23 +94,23 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
         content = np.ascontiguousarray(copy).tobytes()
         return load_once(content, ref.outputs or None)
     if not is_there:
-        raise ConfigError(
+        raise InputError(
             f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
             " pass the model's bytes to ff.from_onnx, which travel with it; or call the model while the client is"
             " connected, so that a copy is sent"
         )
     try:
         loaded = load_once(ref.path, ref.outputs or None)
-    except (ModelError, ConfigError) as error:
-        if isinstance(error, ConfigError) and not ref.outputs:
+    except (ModelError, InputError) as error:
+        if isinstance(error, InputError) and not ref.outputs:
             raise
         # The client loaded it, with these outputs, so the file has changed since.
         reason = error.problems[0] if isinstance(error, ModelError) and error.problems else error
-        raise ConfigError(
+        raise InputError(
             f"model file {ref.path!r} changed after it was opened, and cannot be loaded any more: {reason}"
         ) from error
     if loaded.digest != ref.digest:
-        raise ConfigError(
+        raise InputError(
             f"model file {ref.path!r} changed after it was opened (digest {loaded.digest[:12]}, wanted"
             f" {ref.digest[:12]}); open it again with ff.from_onnx"
         )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.ir.inference import ValueType
 
 # Bytes: above this, a copy costs more than a frame of its own, and large arrays are few.
@@ -87,7 +87,7 @@ def check_outputs(
 
     Raises
     ------
-    ConfigError
+    InputError
         An output of a chunk with another number of rows, or inputs whose rows differ from those of the chunk.
     ModelError
         An output with other sizes than are known.
@@ -138,10 +138,10 @@ def _check_rows(wanted: OutputCheck, results: Sequence[Any], arrays: Sequence[An
         if got != rows:
             shape = getattr(results[position], "shape", ())
             what = "no row axis" if got is None else f"{got} rows (shape {tuple(shape)})"
-            raise ConfigError(
+            raise InputError(
                 f"model {wanted.model!r}: output {name!r} has {what} for a chunk of {rows} rows, wanted {rows}: it"
                 " does not have one row per input row, so the batch cannot be cut; run it on all rows at once (no"
-                " batch=, dask arrays of one chunk along axis 0)"
+                " batch_size=, dask arrays of one chunk along axis 0)"
             )
 
 
@@ -160,7 +160,7 @@ def _rows_read(wanted: OutputCheck, arrays: Sequence[Any], rows: int | None) -> 
         return rows if rows is not None or not is_one else 1
     # Dask does not check the declared lengths of chunks: those of `map_blocks` without `chunks=` may be wrong.
     if rows is not None and read != rows:
-        raise ConfigError(
+        raise InputError(
             f"model {wanted.model!r}: got {read} rows for a chunk of {rows}: a dask array's chunk is not as long as"
             " the array declares; correct the chunks= of the call that made it (map_blocks or from_delayed)"
         )
@@ -292,13 +292,13 @@ def joined(values: Sequence[Any], place: int | None, model: str, output: str) ->
 
 
 def check_alike(part: Any, shape: Sequence[int], model: str, output: str) -> None:
-    """Raise `ConfigError` where a chunk differs from the shape of another in more than its rows."""
+    """Raise `InputError` where a chunk differs from the shape of another in more than its rows."""
     got = np.shape(part)
     if got[1:] != tuple(shape[1:]):
-        raise ConfigError(
+        raise InputError(
             f"model {model!r}: output {output!r} has shape {tuple(shape)} of a chunk and {got} of another, wanted the"
             f" same but for axis 0, {tuple(shape[1:])}: its other axes depend on which rows are computed together, so"
-            " it is not to be cut; run it on all rows at once (no batch=, dask arrays of one chunk along axis 0,"
+            " it is not to be cut; run it on all rows at once (no batch_size=, dask arrays of one chunk along axis 0,"
             " without empty chunks)"
         )
 

@@ -46,7 +46,7 @@ from dask_ferro.engines.onnxruntime import HOST
 from dask_ferro.engines.onnxruntime.device_session import place_of, works
 from dask_ferro.engines.onnxruntime.session import Returns, SessionSettings
 from dask_ferro.engines.selection import Engine
-from dask_ferro.errors import ModelError, UnsupportedOp
+from dask_ferro.errors import ModelError, UnsupportedOpError
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
 from dask_ferro.lower.signature import LateInputs, shape_of
@@ -138,9 +138,9 @@ def run_bundle(
 
     Raises
     ------
-    ConfigError
+    InputError
         A model file that is missing or has changed, or an input or a row count that does not fit.
-    ModelError, UnsupportedOp
+    ModelError, UnsupportedOpError
         As the engine raises them, with the model's path.
     """
     residency = current_device()
@@ -152,7 +152,7 @@ def run_bundle(
         if residency is None and bundle.late:
             arrays = compiled.inputs.checked(arrays, model.path)
         results = _results(compiled.run, model, bundle, arrays, copy, on_host=residency is None)
-    except (ModelError, UnsupportedOp) as error:
+    except (ModelError, UnsupportedOpError) as error:
         named = type(error)(f"model {model.path!r}: {error.headline}", error.problems)
         named.add_note(_situation(model, bundle, arrays))
         raise named from error.__cause__

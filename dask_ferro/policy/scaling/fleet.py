@@ -54,7 +54,7 @@ class ScalingParameters:
     efficiency: float = 0.6
     max_pending: float = inf
     surge: float = 0.0
-    patience: float = 10.0
+    idle_timeout: float = 10.0
     # The least job-seconds that another job must save in total, about as long as each is busy: Dask's target-duration.
     worth: float = 5.0
     # The most idle time of a job before it goes.
@@ -108,12 +108,12 @@ class Outlook:
     @property
     def limit(self) -> float:
         """Seconds for which a job may be idle."""
-        return max(self.parameters.patience, min(self.lead, self.parameters.patience_most))
+        return max(self.parameters.idle_timeout, min(self.lead, self.parameters.patience_most))
 
     @property
     def queue_limit(self) -> float:
         """Seconds for which a pending job may be late, or of no use."""
-        return max(self.parameters.patience, min(self.pool.queue_wait, self.parameters.patience_most))
+        return max(self.parameters.idle_timeout, min(self.pool.queue_wait, self.parameters.patience_most))
 
     @property
     def working_life(self) -> float:

@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, NamedTuple, SupportsIndex, get_args, get_origin, get_type_hints
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.facts import Move
 from dask_ferro.policy.stealing.informed import Policy, StealingParameters, StealingState
 from dask_ferro.policy.stealing.policies import name_of, named
@@ -101,7 +101,7 @@ def replay(lines: Iterable[str], name: str) -> Replayed:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a line that is no decision; a last line without its end is ignored, as its writer was stopped.
     """
     found = Replayed()
@@ -111,7 +111,7 @@ def replay(lines: Iterable[str], name: str) -> Replayed:
         except _FAULTS as error:
             if not line.endswith("\n"):
                 break
-            raise ConfigError(f"{name}, line {number}: no recorded decision: {error!r}") from error
+            raise InputError(f"{name}, line {number}: no recorded decision: {error!r}") from error
         now = decision.again()
         if now != decision.moves:
             return found._replace(difference=Difference(number, decision.snapshot.now, decision.moves, now))

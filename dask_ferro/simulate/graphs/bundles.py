@@ -1,4 +1,4 @@
-"""A task graph with bundles in place of tasks, chosen as `ff.bundled` chooses them on a cluster.
+"""A task graph with bundles in place of tasks, chosen as `ff.bundle_tasks` chooses them on a cluster.
 
 The scheduler of the simulation knows all seconds and bytes, as a real one does of a graph that ran before.  Results
 without readers are taken for inputs of the client's one result, so that they share bundles too; and of ready bundles,

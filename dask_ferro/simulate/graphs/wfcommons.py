@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS
 from dask_ferro.words import short
@@ -53,7 +53,7 @@ def load(path: str | PathLike[str]) -> TaskGraph:
 
     Raises
     ------
-    ConfigError
+    InputError
         If the file cannot be read, or is not such an instance.
     """
     where = fspath(path)
@@ -63,13 +63,13 @@ def load(path: str | PathLike[str]) -> TaskGraph:
         order = _ordered(_tasks(workflow["specification"], workflow["execution"]["tasks"]))
         name = content.get("name")
     except OSError as error:
-        raise ConfigError(f"workflow {where!r} cannot be read: {error.strerror}") from error
+        raise InputError(f"workflow {where!r} cannot be read: {error.strerror}") from error
     except _Invalid as error:
-        raise ConfigError(f"workflow {where!r}: {error}") from None
+        raise InputError(f"workflow {where!r}: {error}") from None
     # No JSON, another kind of JSON, or one that nests too deeply.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         told = f"{type(error).__name__}: {short(error)}"
-        raise ConfigError(
+        raise InputError(
             f"workflow {where!r}: wanted a WfCommons instance of version 1.5 ({told})"
         ) from error
     return _graph(name if isinstance(name, str) and name else Path(where).stem, order)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from dask.delayed import Delayed
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.stream.chunks import Chunks
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -50,16 +50,16 @@ class Source:
 
 
 def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
-    """Return a dtype in this machine's byte order; raises `ConfigError` for texts, structures and narrow floats."""
+    """Return a dtype in this machine's byte order; raises `InputError` for texts, structures and narrow floats."""
     if dtype.kind in "biufc" and issubclass(dtype.type, (np.number, np.bool_)):
         return dtype.newbyteorder("=")
-    raise ConfigError(
+    raise InputError(
         f"{what} has dtype {dtype}, which is not streamed; wanted one of numpy's own number types"
     )
 
 
 class Extra:
-    """A package that is imported where it is used, as it is an extra; `ConfigError` where it is not installed."""
+    """A package that is imported where it is used, as it is an extra; `InputError` where it is not installed."""
 
     def __init__(self, package: str, *modules: str) -> None:
         self._package, self._modules = package, modules
@@ -75,7 +75,7 @@ class Extra:
                 import_module(f"{self._package}.{module}")
             return import_module(self._package)
         except ImportError as error:
-            raise ConfigError(
+            raise InputError(
                 f"{self._package} is not installed ({error}); install it with: pip install 'dask-ferro[io]'"
             ) from error
 
@@ -92,7 +92,5 @@ def rows_of(piece: Any) -> Any:
         piece = piece.compute(scheduler="synchronous")  # type: ignore[no-untyped-call]
     rows = piece.read() if hasattr(piece, "read") else piece
     if isinstance(rows, np.ma.MaskedArray):
-        raise ConfigError(
-            "its rows are a masked array, and models have no masks: fill it with .filled(value)"
-        )
+        raise InputError("its rows are a masked array, and models have no masks: fill it with .filled(value)")
     return rows

@@ -19,7 +19,7 @@ from dask.delayed import Delayed
 from dask.optimization import cull
 from numpy.lib import format as npy_format
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
@@ -86,12 +86,12 @@ class DaskSource(MemorySource):
 
 def open_array(array: Any, what: str) -> MemorySource:
     if isinstance(array, np.ma.MaskedArray):
-        raise ConfigError(f"{what} is a masked array, and models have no masks: fill it with .filled(value)")
+        raise InputError(f"{what} is a masked array, and models have no masks: fill it with .filled(value)")
     if not array.ndim:
-        raise ConfigError(f"{what} is a single number; wanted rows along axis 0")
+        raise InputError(f"{what} is a single number; wanted rows along axis 0")
     # Dask's unknown sizes are NaN, which differs from itself.
     if any(size != size for size in array.shape):
-        raise ConfigError(f"{what} has chunks of unknown size; call .compute_chunk_sizes() on it first")
+        raise InputError(f"{what} has chunks of unknown size; call .compute_chunk_sizes() on it first")
     numeric(np.dtype(array.dtype), what)
     if isinstance(array, np.ndarray):
         return MemorySource(array)
@@ -158,17 +158,17 @@ def open_npy(path: str) -> NpySource:
             shape, fortran, dtype = _HEADERS[version](file)
             offset = file.tell()
     except (ValueError, EOFError) as error:
-        raise ConfigError(f"source {path!r} is not a .npy file: {error}") from error
+        raise InputError(f"source {path!r} is not a .npy file: {error}") from error
     plain = numeric(dtype, f"source {path!r}")
     if not shape:
-        raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
+        raise InputError(f"source {path!r} holds a single number; wanted rows along axis 0")
     if opened.size < (whole := offset + prod(shape) * dtype.itemsize):
-        raise ConfigError(
+        raise InputError(
             f"source {path!r} is truncated: {opened.size} bytes, wanted {whole} for shape {shape}"
         )
     # With one axis both orders are the same.
     if fortran and len(shape) > 1:
-        raise ConfigError(
+        raise InputError(
             f"source {path!r} is in Fortran's order, in which a row is scattered over the file: write it in C's order,"
             " numpy.save(path, numpy.ascontiguousarray(x))"
         )
@@ -221,32 +221,32 @@ def open_zarr(path: str, name: str) -> ZarrSource:
         with files.errors_of(path):
             found = zarr.open(zarr_store(path), mode="r")
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"source {path!r} is not a zarr array or group: {error}") from error
+        raise InputError(f"source {path!r} is not a zarr array or group: {error}") from error
     if isinstance(found, zarr.Group):
         # A web server need not list them, so that the name is tried.
         arrays = [name] if files.is_web(path) else sorted(key for key, _ in found.arrays())
         if name not in arrays and len(arrays) != 1:
-            raise ConfigError(
+            raise InputError(
                 f"source {path!r} is a zarr group of {', '.join(arrays) or 'no arrays'}, and none has the name"
                 f" {name!r} of the model's input; name one: {path.rstrip('/')}/<array>"
             )
         return open_zarr(files.joined(path, name if name in arrays else arrays[0]), name)
     if not found.shape:
-        raise ConfigError(f"source {path!r} holds a single number; wanted rows along axis 0")
+        raise InputError(f"source {path!r} holds a single number; wanted rows along axis 0")
     _refuse_packed(path, found.attrs.asdict())
     dtype = numeric(np.dtype(found.dtype), f"source {path!r}")
     return ZarrSource(path, found.shape[0], tuple(found.shape[1:]), dtype, max(1, found.chunks[0]))
 
 
 def _refuse_packed(path: str, attributes: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for values that xarray unpacks or masks as it reads them, and zarr does not."""
+    """Raise `InputError` for values that xarray unpacks or masks as it reads them, and zarr does not."""
     # xarray writes NaN as the fill value of floats; some encode it in base64 ("AAAAAAAA+H8=" and "AADAfw==").
     plain = ("NaN", "AAAAAAAA+H8=", "AADAfw==")
     values = {name: attributes[name] for name in _PACKED if name in attributes}
     # NaN itself differs from itself.
     packed = [name for name, value in values.items() if value == value and value not in plain]
     if packed:
-        raise ConfigError(
+        raise InputError(
             f"source {path!r} has {', '.join(packed)}, by which xarray unpacks or masks its values and zarr does not:"
             " pass xarray.open_zarr(...)[name].data, a dask array"
         )

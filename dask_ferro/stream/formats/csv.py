@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.tables import refuse_duplicates
 from dask_ferro.lower.prepared.remote import shown
 from dask_ferro.stream import files
@@ -142,7 +142,7 @@ class CsvTable(TableSource):
         check_unchanged(self.label, self.opened)
         table = self._parsed(content)
         if table.num_rows != self.held:
-            raise ConfigError(
+            raise InputError(
                 f"source {self.label!r}: {table.num_rows} rows where {self.held} records are, in bytes {self.marks}: a"
                 " quote inside of a value splits it otherwise than pandas does; write it as parquet"
             )
@@ -183,7 +183,7 @@ def _exact(texts: Any, kind: Any, name: str) -> Any:
     return numbers
 
 
-def _misread(path: str, said: str) -> ConfigError:
+def _misread(path: str, said: str) -> InputError:
     """Return the error for a CSV file, with the option that is the likely remedy."""
     if "UTF8" in said or "codec" in said:
         remedy = 'it has another encoding: pass encoding="latin-1", or its own'
@@ -194,7 +194,7 @@ def _misread(path: str, said: str) -> ConfigError:
             'its columns have the types of its first rows: pass types={"column": "string"}, or words for missing'
             ' values by null_values=["-"], or write it as parquet, which holds types'
         )
-    return ConfigError(f"source {path!r}: {said}; {remedy}")
+    return InputError(f"source {path!r}: {said}; {remedy}")
 
 
 # ---- opening ------------------------------------------------------------------------------------------------
@@ -212,12 +212,10 @@ def open_csv(path: str, options: CsvOptions) -> CsvTable:
     # The types and the marks are of one file.
     check_unchanged(path, opened)
     if len(schema) == 1 and (other := [c for c in ";\t|" if c in schema.names[0] and c != options.separator]):
-        raise ConfigError(f"source {path!r} has one column, {schema.names[0]!r}: pass separator={other[0]!r}")
+        raise InputError(f"source {path!r} has one column, {schema.names[0]!r}: pass separator={other[0]!r}")
     chosen = {name: _type_of(kind) for name, kind in options.types}
     if unknown := sorted(set(chosen) - set(schema.names)):
-        raise ConfigError(
-            f"types={unknown} are no columns of {path!r}; it has {', '.join(schema.names[:20])}"
-        )
+        raise InputError(f"types={unknown} are no columns of {path!r}; it has {', '.join(schema.names[:20])}")
     fields = [pa.field(field.name, chosen.get(field.name, field.type)) for field in schema]
     if damaged := [f.name for f in fields if pa.types.is_binary(f.type) and f.name not in chosen]:
         raise _misread(path, f"column {damaged[0]!r} has bytes that are no UTF8")
@@ -235,7 +233,7 @@ def _first_rows(path: str, options: CsvOptions, columns: Any = None, types: Any 
     except (pa.ArrowException, UnicodeError, LookupError) as error:
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise _misread(path, str(error)) from error
-        raise ConfigError(f"source {path!r} is no CSV with a header: {error}") from error
+        raise InputError(f"source {path!r} is no CSV with a header: {error}") from error
 
 
 def _is_plain(path: str, options: CsvOptions) -> bool:
@@ -261,7 +259,7 @@ def _type_of(name: str) -> Any:
     try:
         return pa.string() if name in ("str", "object", "category") else pa.type_for_alias(str(name))
     except ValueError:
-        raise ConfigError(
+        raise InputError(
             f"types: {name!r} is no type; wanted one of pyarrow's, such as 'string' or 'float64'"
         ) from None
 
@@ -278,7 +276,7 @@ def _marks(path: str, options: CsvOptions) -> tuple[tuple[int, ...], int]:
         data = np.frombuffer(block, np.uint8)
         breaks = np.flatnonzero(data == _BREAK)
         if not len(breaks) and not records and b"\r" in block:
-            raise ConfigError(
+            raise InputError(
                 f"source {path!r}: its lines end with a carriage return alone; end them with a newline"
             )
         quoted = np.flatnonzero(data == _QUOTE)
@@ -296,7 +294,7 @@ def _marks(path: str, options: CsvOptions) -> tuple[tuple[int, ...], int]:
         at += len(block)
         start = at - len(rest)
     if quotes % 2:
-        raise ConfigError(f"source {path!r} has a quote that is not closed; write it as parquet")
+        raise InputError(f"source {path!r} has a quote that is not closed; write it as parquet")
     records += bool(rest.strip(b"\r\n"))
     rows = max(0, records - 1)
     return (*marks[: -(-rows // _GRAIN)], at), rows

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import xxhash
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream import files
@@ -98,7 +98,7 @@ class ImageSource(Source):
         for file, opened in zip(self.files, self.opened, strict=True):
             try:
                 made = read_image(file, self.preprocess)
-            except ConfigError:
+            except InputError:
                 if not self.skips:
                     raise
                 skipped.append(shown(file))
@@ -107,7 +107,7 @@ class ImageSource(Source):
                 # After it was read, so that a file that was replaced meanwhile is noticed.
                 check_unchanged(file, opened)
             if (made.shape, made.dtype) != (self.row_shape, self.dtype):
-                raise ConfigError(
+                raise InputError(
                     f"image {file!r}: preprocess gives {made.dtype}{list(made.shape)}, and {self.dtype}"
                     f"{list(self.row_shape)} for the first image: it has to give arrays of one shape and dtype"
                 )
@@ -138,7 +138,7 @@ def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec,
     found = tuple(files.files_of(whole, SUFFIXES))
     opened = files.stamps(found)
     if not found:
-        raise ConfigError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
+        raise InputError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
     first = _first(found if skips else found[:1], function)
     dtype = numeric(first.dtype, f"image {found[0]!r}, made an array,")
     return ImageSource(
@@ -150,13 +150,13 @@ def _first(paths: Sequence[str], function: Preprocess) -> Array:
     for path in paths[:-1]:
         try:
             return read_image(path, function)
-        except ConfigError:
+        except InputError:
             continue
     return read_image(paths[-1], function)
 
 
 def read_image(file: str, preprocess: Preprocess) -> Array:
-    """Return the image of a file as an array; raises `ConfigError` with its path where that fails."""
+    """Return the image of a file as an array; raises `InputError` with its path where that fails."""
     open_image = pillow.Image.open
     try:
         # From the store, an image is read at once: its decoder reads small pieces.
@@ -164,7 +164,7 @@ def read_image(file: str, preprocess: Preprocess) -> Array:
         with open_image(content) as image:
             return np.asarray(preprocess(image))
     except Exception as error:
-        raise ConfigError(
+        raise InputError(
             f"image {file!r} cannot be read, or preprocess does not take it: {type(error).__name__}: {error}; to leave"
             ' such files out, pass unreadable="skip"'
         ) from error
@@ -174,7 +174,7 @@ def _function(preprocess: str | Preprocess | None, spec: ValueSpec) -> Preproces
     if callable(preprocess):
         return preprocess
     if preprocess != "imagenet":
-        raise ConfigError(
+        raise InputError(
             f"preprocess={preprocess!r}: for images, wanted 'imagenet' or a function that takes an image of Pillow and"
             f" returns an array for the input {spec}, without its rows"
         )

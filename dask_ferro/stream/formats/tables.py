@@ -25,7 +25,7 @@ import xxhash
 from dask.base import is_dask_collection
 from dask.delayed import Delayed, delayed
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.tables import refuse_duplicates
 from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.stream import files
@@ -155,7 +155,7 @@ def _decoded(groups: tuple[RowGroup, ...], schema: Schema) -> Table:
         try:
             return fragment.to_table(schema=schema, columns=schema.names)
         except (pa.ArrowException, NotImplementedError) as error:
-            raise ConfigError(f"source {first.path!r} cannot be read: {error}") from error
+            raise InputError(f"source {first.path!r} cannot be read: {error}") from error
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def open_parquet(path: str) -> ParquetTable:
     """Return a parquet file, the files of a folder with their keys, or those of a pattern, as a table."""
     paths = files.files_of(path, PARQUET)
     if not paths:
-        raise ConfigError(
+        raise InputError(
             f"source {path!r}: no file matches"
             if files.is_pattern(path)
             else f"source {path!r} is a folder without parquet files"
@@ -184,7 +184,7 @@ def open_parquet(path: str) -> ParquetTable:
         with ThreadPoolExecutor(_READERS, thread_name_prefix="ferro-stream-open") as threads:
             metas = list(threads.map(_footer, paths))
     except pa.ArrowException as error:
-        raise ConfigError(f"source {path!r} is not parquet: {error}") from error
+        raise InputError(f"source {path!r} is not parquet: {error}") from error
     top = files.folder_of(path).rstrip("/")
     folders = [os.path.dirname(file[len(top) :]).strip("/") for file in paths]
     schemas = [meta.schema.to_arrow_schema() for meta in metas]
@@ -225,13 +225,13 @@ def _unified(
     for file, schema in zip(paths, schemas, strict=True):
         fields = {field.name: field for field in schema}
         if missing := [name for name in names if name not in fields]:
-            raise ConfigError(f"source {file!r} has no column {missing}, which {paths[0]!r} has")
+            raise InputError(f"source {file!r} has no column {missing}, which {paths[0]!r} has")
         plain.append(pa.schema([fields[name] for name in names]))
     unified = _one_schema(plain, f"source {path!r}: its files")
     there = set(names)
     for key in dict.fromkeys(name for one in keys for name in one):
         if key in there:
-            raise ConfigError(f"source {path!r} has {key!r} as a column and as a folder's key: remove one")
+            raise InputError(f"source {path!r} has {key!r} as a column and as a folder's key: remove one")
         values = [one.get(key) for one in keys]
         unified = unified.append(pa.field(key, _key_type(values)))
     return unified
@@ -243,7 +243,7 @@ def _one_schema(schemas: Sequence[Schema], what: str) -> Schema:
     try:
         return pa.unify_schemas(list(plain), promote_options="permissive").remove_metadata()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ConfigError(
+        raise InputError(
             f"{what} have different types: {error}; write them with one type a column"
         ) from error
 
@@ -356,7 +356,7 @@ def is_frame(value: Any) -> bool:
 
 
 def as_arrow(frame: Any, what: str) -> Table:
-    """Return a frame as a table of pyarrow, without an index; raises `ConfigError` where it has values of no type."""
+    """Return a frame as a table of pyarrow, without an index; raises `InputError` where it has values of no type."""
     if hasattr(frame, "set_axis"):
         # Labels of pandas may be numbers; an index is no column.
         frame = frame.set_axis([str(name) for name in frame.columns], axis=1).reset_index(drop=True)
@@ -366,7 +366,7 @@ def as_arrow(frame: Any, what: str) -> Table:
     try:
         table = read.to_arrow()
     except (pa.ArrowException, TypeError) as error:
-        raise ConfigError(f"{what} has a column of values that are of no one type: {error}") from error
+        raise InputError(f"{what} has a column of values that are of no one type: {error}") from error
     return table.select([n for n in table.column_names if not n.startswith(_INDEX)]).replace_schema_metadata(
         None
     )

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 from dask_ferro.engines import array
-from dask_ferro.errors import UnsupportedOp
+from dask_ferro.errors import UnsupportedOpError
 from tests.waiting import ended
 
 FLOAT, LONG = ir.DataType.FLOAT, ir.DataType.INT64
@@ -67,7 +67,7 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 class TestCompile:
     def test_names_a_node_that_it_lacks(self) -> None:
         nodes = nodes_of(("Add", "x x", "b"), ("Loop", ". . x", "c"))
-        with pytest.raises(UnsupportedOp, match="node 'Loop_1': no Loop of opset 21"):
+        with pytest.raises(UnsupportedOpError, match="node 'Loop_1': no Loop of opset 21"):
             compiled(nodes, "x", "c")
 
     def test_a_models_text_never_becomes_code(self) -> None:

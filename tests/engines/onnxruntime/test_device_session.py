@@ -29,7 +29,7 @@ from dask_ferro.engines.onnxruntime.device_session import (
     works,
 )
 from dask_ferro.engines.onnxruntime.session import DEFAULTS
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.model.load import load
 from tests.each import every
 from tests.graphs import mlp, mlp_reference, model, written
@@ -155,7 +155,7 @@ def test_without_its_provider_a_session_is_refused_by_name() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return (2, 0)
 
-    with pytest.raises(ConfigError, match="CUDAExecutionProvider does not work here"):
+    with pytest.raises(InputError, match="CUDAExecutionProvider does not work here"):
         session(Cuda(), mlp())
 
 

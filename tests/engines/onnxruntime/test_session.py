@@ -9,7 +9,7 @@ import pytest
 from dask_ferro.engines.onnxruntime.session import SessionRun, SessionSettings
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor.emit import build
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from tests.graphs import written
 
 SCALE = 1 / np.sqrt(3)  # no float32
@@ -17,7 +17,7 @@ SCALE = 1 / np.sqrt(3)  # no float32
 
 def scaled(dtype):
     """A product times a constant, as attention has it."""
-    x, y = (argument(name, (8, 8), dtype) for name in "xy")
+    x, y = (input(name, (8, 8), dtype) for name in "xy")
     return load(ir.to_proto(build({"z": (x @ y) * asarray(np.array(SCALE, dtype))}).model)).model
 
 

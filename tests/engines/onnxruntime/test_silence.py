@@ -56,7 +56,8 @@ def test_the_options_of_all_sessions_are_silent():
     assert session_options(None, DEFAULTS).log_severity_level == 4
 
 
-# The errors of a call, of ff.run in this process, and of both on worker processes, as a terminal would show them.
+# The errors of a call, of ff.predict_files in this process, and of both on worker processes, as a terminal would show
+# them.
 EVERYWHERE = """
 import sys
 import numpy as np
@@ -71,10 +72,10 @@ def told(call, *args, **options):
 
 if __name__ == "__main__":
     _, model, source, sink = sys.argv
-    told(ff.run, model, source, sink)
+    told(ff.predict_files, model, source, sink)
     with ff.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
         with Client(cluster) as client:
-            told(ff.run, model, source, sink, client=client)
+            told(ff.predict_files, model, source, sink, client=client)
             told(ff.from_onnx(model)(np.load(source)).compute)
 """
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from tests.graph.tensor.runs import values
 
 torch = pytest.importorskip("torch")
@@ -20,7 +20,7 @@ def compare(ours: Any, theirs: Any, arrays: tuple[np.ndarray, ...], rtol: float 
     wanted = theirs(*leaves)
     weight = np.random.default_rng(5).standard_normal(tuple(wanted.shape))
     (wanted * torch.tensor(weight)).sum().backward()
-    params = [argument(f"x{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
+    params = [input(f"x{i}", a.shape, a.dtype) for i, a in enumerate(arrays)]
     y = ours(*params)
     slopes = grad((y * asarray(weight, y.dtype)).sum(), params)
     found = values({"y": y, **{f"d{i}": g for i, g in enumerate(slopes)}},

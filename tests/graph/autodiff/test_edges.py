@@ -13,7 +13,7 @@ from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import reached, to_model
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, emit
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, emit, input
 from tests.each import each, every
 from tests.graph.tensor.runs import computed, values
 
@@ -139,7 +139,7 @@ def test_an_einsum_of_unknown_sizes_has_the_gradients_of_its_sizes(equation, sha
     result = np.einsum(equation, *feeds.values())
     found = []
     for known in (True, False):
-        xs = [argument(f"x{i}", s if known else (None,) * len(s), np.float64) for i, s in enumerate(shapes)]
+        xs = [input(f"x{i}", s if known else (None,) * len(s), np.float64) for i, s in enumerate(shapes)]
         y = emit("Einsum", xs, result.shape if known else (None,) * result.ndim, equation=equation)
         found.append(values(dict(zip("ab", grad((xp.sin(y)).sum(), xs), strict=True)), feeds, xs))
     for label in "ab":

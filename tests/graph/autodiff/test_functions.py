@@ -9,7 +9,7 @@ import pytest
 
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from tests.each import every
 from tests.graph.tensor.runs import values
 
@@ -61,7 +61,7 @@ def test_a_function_and_its_gradient_equal_pytorch(name):
 
 
 def test_the_gradient_of_hypot_at_the_origin_is_0():
-    x, y = argument("x", (1,), np.float64), argument("y", (1,), np.float64)
+    x, y = input("x", (1,), np.float64), input("y", (1,), np.float64)
     slopes = dict(zip("ab", grad(xp.hypot(x, y).sum(), [x, y]), strict=True))
     found = values(slopes, {"x": np.zeros(1), "y": np.zeros(1)}, [x, y])
     assert [float(g[0]) for g in found.values()] == [0.0, 0.0]

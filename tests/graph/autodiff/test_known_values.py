@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.graph.autodiff.rule import known_value
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor.from_model import from_model
@@ -44,6 +44,8 @@ DOUBLED = "c0 = Concat <axis = 0> (two, two) " + " ".join(
         pytest.param("y = Shape <start = -3, end = -1> (x)", None, id="a part with an unknown dimension"),
         pytest.param(f"{ROWS} y = Sub (n, n)", [0], id="an unknown one that cancels out"),
         pytest.param(f"{ROWS} y = Add (n, one)", None, id="an unknown one"),
+        pytest.param(f"{ROWS} m = Gather (s, one) y = Sub (n, m)", None, id="the difference of two unknown ones"),
+        pytest.param(f"{ROWS} m = Gather (s, one) y = Div (n, m)", None, id="their ratio"),
         pytest.param(f"{ROWS} h = Mul (n, two) y = Mod (h, two)", [0], id="the parity of its double"),
         pytest.param(f"{ROWS} y = Mod (n, two)", None, id="its parity"),
         pytest.param(f"{ROWS} y = Div (n, seven)", None, id="a quotient"),
@@ -66,7 +68,7 @@ def test_a_slice_that_an_exporter_computes_has_a_gradient():
     }"""
     model = from_model(load(written(text, {"zero": np.array([0]), "one": ONE, "two": TWO})).model)
     x = np.ones((2, 8), np.float32)
-    got = compute(ff.grad(model.outputs["y"].sum(), model.inputs["x"]), {"x": x}, scheduler="sync")
+    got = compute(ft.grad(model.outputs["y"].sum(), model.inputs["x"]), {"x": x}, scheduler="sync")
     assert got.tolist() == [[1] * 4 + [0] * 4] * 2
 
 

@@ -1,4 +1,4 @@
-"""Every function of `ff.nn` against PyTorch: a row is one call, made on both sides, with its values and its gradients.
+"""Every function of `ft.nn` against PyTorch: a row is one call, made on both sides, with its values and its gradients.
 
     SAME       PyTorch's numbers in float32 through the engines and in float64 through the array kernels
     POSITIONAL the same, by position and by PyTorch's names
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn, optim
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from dask_ferro.lower.tensor import compute
 from tests.each import every
 from tests.graph.tensor.runs import values
@@ -241,7 +241,7 @@ def by_torch(call: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def by_us(call: str, arrays: dict[str, np.ndarray], run: Any) -> dict[str, np.ndarray]:
-    inputs = {n: argument(n, a.shape, a.dtype) if n.islower() else a for n, a in arrays.items()}
+    inputs = {n: input(n, a.shape, a.dtype) if n.islower() else a for n, a in arrays.items()}
     outputs = _flat(eval(call, dict(OURS), inputs))
     floats = {f"d {n}": x for n, x in inputs.items() if n.islower() and x.is_floating}
     named = {f"y{i}": y for i, y in enumerate(outputs)}
@@ -258,7 +258,7 @@ def outcome(call: str, dtype: str) -> str:
     try:
         found = by_us(call, arrays, run)
     # A keyword that is not there, or the array kernels' own error.
-    except (ConfigError, ModelError, TypeError, RuntimeError) as error:
+    except (InputError, ModelError, TypeError, RuntimeError) as error:
         if type(error) in (TypeError, RuntimeError) and not re.search("argument|out of bounds", str(error)):
             raise
         print(f"{dtype} {call}: refused: {error}")

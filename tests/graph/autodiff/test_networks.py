@@ -10,7 +10,7 @@ import pytest
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from tests.graph.tensor.runs import by_onnxruntime, values
 
 from .against_torch import compare
@@ -73,7 +73,7 @@ NETWORKS = {
 def test_gradients_of_a_network_run_in_onnxruntime(name):
     fn, _, arrays = NETWORKS[name]
     arrays = [a.astype(np.float32) for a in arrays]
-    params = [argument(f"p{i}", a.shape) for i, a in enumerate(arrays)]
+    params = [input(f"p{i}", a.shape) for i, a in enumerate(arrays)]
     y = fn(*params)
     gradients = grad(y if y.ndim == 0 else xp.tanh(y).mean(), params)
     named = {f"d{i}": g for i, g in enumerate(gradients)}

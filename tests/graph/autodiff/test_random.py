@@ -16,7 +16,7 @@ import pytest
 from dask_ferro.graph.autodiff.grad import value_and_grad
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from tests.each import each
 from tests.graph.tensor.runs import values
 
@@ -351,7 +351,7 @@ class Expression:
         array = self.rng.uniform(-1.5, 1.5, shape)
         number = len(self.values)
         self.leaves[number] = array
-        self.add((argument(f"x{number}", shape, np.float64), torch.tensor(array, requires_grad=True)), "leaf")
+        self.add((input(f"x{number}", shape, np.float64), torch.tensor(array, requires_grad=True)), "leaf")
         return number
 
     def add(self, pair: tuple[Any, Any], made: str) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_ferro.errors import UnsupportedOp
+from dask_ferro.errors import UnsupportedOpError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray, emit
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, emit, input
 from tests.each import every
 from tests.graph.tensor.runs import by_onnxruntime
 from tests.graphs import written
@@ -57,7 +57,7 @@ RESIZED: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
 @every("name", RESIZED)
 def test_resize_equals_pytorch(name, batch):
     size, scale, attributes, theirs = RESIZED[name]
-    x, leaf = argument("x", (batch, *IMAGE.shape[1:])), torch.tensor(IMAGE, requires_grad=True)
+    x, leaf = input("x", (batch, *IMAGE.shape[1:])), torch.tensor(IMAGE, requires_grad=True)
     y, wanted = resized(x, size, scale, **attributes), theirs(leaf)
     weight = np.random.default_rng(5).standard_normal(wanted.shape[1:]).astype(np.float32)
     (wanted * torch.tensor(weight)).sum().backward()
@@ -84,12 +84,12 @@ def test_an_exported_resize_whose_sizes_are_computed_has_a_gradient():
             id="an aspect ratio",
         ),
         pytest.param(
-            lambda x: resized(argument("v", (2, 3, "H", 7)) * x[:, :, :1], (3, 3), mode="linear"),
+            lambda x: resized(input("v", (2, 3, "H", 7)) * x[:, :, :1], (3, 3), mode="linear"),
             id="open sizes",
         ),
     ],
 )
 def test_is_refused(make):
-    x = argument("x", IMAGE.shape)
-    with pytest.raises(UnsupportedOp, match="no gradient of Resize"):
+    x = input("x", IMAGE.shape)
+    with pytest.raises(UnsupportedOpError, match="no gradient of Resize"):
         grad(make(x).sum(), x)

@@ -9,7 +9,7 @@ from dask_ferro.graph.autodiff.grad import EXPANSIONS, RULES, grad
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.tensor import argument, asarray, emit
+from dask_ferro.graph.tensor.tensor import asarray, emit, input
 from tests.each import every
 from tests.graph.tensor.runs import computed, values
 
@@ -65,7 +65,7 @@ def test_every_op_with_a_gradient_is_compared():
 @pytest.mark.parametrize("op", ["Cast", "CastLike"])
 def test_a_cast_gives_what_pytorch_gives(op):
     x, weight = normal(2, 3), normal(2, 3).astype(np.float32)
-    t, like = argument("x", (2, 3), np.float64), asarray(np.zeros(1, np.float32))
+    t, like = input("x", (2, 3), np.float64), asarray(np.zeros(1, np.float32))
     if op == "Cast":
         y = emit("Cast", [t], t.shape, like.type.dtype, to=int(like.type.dtype))
     else:

@@ -17,7 +17,7 @@ from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build
-from dask_ferro.graph.tensor.tensor import Tensor, argument
+from dask_ferro.graph.tensor.tensor import Tensor, input
 from tests.graph.tensor.runs import computed
 
 torch = pytest.importorskip("torch")
@@ -56,7 +56,7 @@ INCOMING = {"1": 1.0, "a negative number": -2.0, "infinity": INF, "NaN": NAN}
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_relu_passes_or_stops_a_gradient_as_pytorch_does(engine, g, dtype):
     x, incoming = X.astype(dtype), np.full(X.shape, INCOMING[g], dtype)
-    t, s = argument("x", x.shape, dtype), argument("g", x.shape, dtype)
+    t, s = input("x", x.shape, dtype), input("g", x.shape, dtype)
     found = ENGINES[engine]({"d": grad((nn.relu(t) * s).sum(), t)}, {"x": x, "g": incoming})["d"]
     theirs = torch.tensor(x, requires_grad=True)
     torch.relu(theirs).backward(torch.tensor(incoming))
@@ -65,7 +65,7 @@ def test_relu_passes_or_stops_a_gradient_as_pytorch_does(engine, g, dtype):
 
 def test_relu_of_halves_passes_or_stops_a_gradient_too():
     x, incoming = X.astype(np.float16), normal(*X.shape).astype(np.float16)
-    t, s = argument("x", x.shape, np.float16), argument("g", x.shape, np.float16)
+    t, s = input("x", x.shape, np.float16), input("g", x.shape, np.float16)
     found = by_array_kernels({"d": grad((nn.relu(t) * s).sum(), t)}, {"x": x, "g": incoming})["d"]
     np.testing.assert_array_equal(found, np.where(x <= 0, 0, incoming), strict=True)
 
@@ -128,7 +128,7 @@ def arguments(arrays: tuple[np.ndarray, ...], batch: str | int) -> tuple[dict[st
     """Return an argument for each array, with the batch of the first."""
     feeds = {f"a{i}": array.astype(np.float32) for i, array in enumerate(arrays)}
     shapes = {name: array.shape for name, array in feeds.items()} | {"a0": (batch, *arrays[0].shape[1:])}
-    return {name: argument(name, shape, np.float32) for name, shape in shapes.items()}, feeds
+    return {name: input(name, shape, np.float32) for name, shape in shapes.items()}, feeds
 
 
 @ENGINE

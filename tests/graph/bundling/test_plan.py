@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.partition import DASK, Dag, Overheads, partitioned, scheduled
 from dask_ferro.graph.bundling.plan import Granularity, choose
 from tests.each import each, every
@@ -238,12 +238,12 @@ def test_pieces_of_about_a_second(dag: Dag, pieces: int) -> None:
 
 @pytest.mark.parametrize("granularity", ["coarse", 0.0, -1.0, float("nan")])
 def test_no_such_granularity(granularity: Granularity) -> None:
-    with pytest.raises(ConfigError, match="granularity: got"):
+    with pytest.raises(InputError, match="granularity: got"):
         choose(chains((1, 3, MS)), granularity, workers=2)
 
 
 def test_no_workers() -> None:
-    with pytest.raises(ConfigError, match="workers: got 0"):
+    with pytest.raises(InputError, match="workers: got 0"):
         choose(chains((1, 3, MS)), workers=0)
 
 

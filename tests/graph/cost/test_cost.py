@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from dask_ferro.graph import workloads
+from dask_ferro import testing
 from dask_ferro.graph.bundling.partition import Dag
 from dask_ferro.graph.bundling.plan import choose, dag
 from dask_ferro.graph.cost.roofline import (
@@ -339,7 +339,7 @@ def test_seconds_follow_the_roofline(op: str, cost: Cost, expected: float) -> No
 
 
 def test_a_sleep_costs_what_it_says() -> None:
-    model = load(workloads.build("imbalanced")).model
+    model = load(testing.build("imbalanced")).model
     each = zip(model.graph, model_cost(model, infer(model)).nodes, strict=True)
     slept = [seconds(node, cost) for node, cost in each if node.op_type == "Sleep"]
     assert sorted(slept)[-4:] == pytest.approx([0.2] * 4)

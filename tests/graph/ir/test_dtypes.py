@@ -11,10 +11,10 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.engines.subgraph import extract
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import dtypes
 from dask_ferro.graph.tensor.emit import to_model
-from dask_ferro.graph.tensor.tensor import Tensor, argument
+from dask_ferro.graph.tensor.tensor import Tensor, input
 from dask_ferro.lower.signature import ValueSpec, as_array
 from tests.each import each, every
 from tests.graph.tensor.runs import by_reference
@@ -41,7 +41,7 @@ def test_the_first_operator_set_that_casts_a_dtype(dtype, opset):
 
 @every("dtype", sorted(dtypes.STORED), ids=lambda d: d.name)
 def test_a_cast_of_tensors_is_of_an_operator_set_that_has_it(dtype):
-    x = argument("x", (3,), np.float32)
+    x = input("x", (3,), np.float32)
     y = (2 - x.astype(dtype).astype(np.float32)).astype(dtype)
     model = to_model({"y": y})
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
@@ -58,8 +58,8 @@ def test_a_cast_of_tensors_is_of_an_operator_set_that_has_it(dtype):
 )
 def test_tensors_of_what_onnx_computes_nothing_with_are_not_computed_with(computed):
     def is_refused(dtype):
-        x: Tensor = argument("x", (3,), dtype)
-        with pytest.raises(ConfigError, match=r"takes numbers.*astype"):
+        x: Tensor = input("x", (3,), dtype)
+        with pytest.raises(InputError, match=r"takes numbers.*astype"):
             computed(x)
 
     each(sorted(dtypes.STORED | dtypes.COMPLEX), is_refused)
@@ -72,7 +72,7 @@ def spec(dtype: Any) -> ValueSpec:
 @every("dtype", EXTENSIONS, ids=lambda d: d.name)
 @every("values", [[0, 300], [0.5, 1]], ids=["too large", "a fraction"])
 def test_a_list_that_an_integer_of_few_bits_does_not_hold_is_refused(dtype, values):
-    with pytest.raises(ConfigError, match="cannot represent without loss"):
+    with pytest.raises(InputError, match="cannot represent without loss"):
         as_array(spec(dtype.numpy()), values, "model")
 
 

@@ -7,21 +7,21 @@ import threading
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.errors import ConfigError
-from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region_of, signal, written_in
+from dask_ferro.errors import InputError
+from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region, region_of, written_in
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from tests.waiting import ended
 
 
 def _two_layers() -> ir.Model:
-    x = argument("x", ("N", 4))
-    with signal("layer1"):
+    x = input("x", ("N", 4))
+    with region("layer1"):
         h = xp.exp(x)
-        with signal("inner"):
+        with region("inner"):
             h = xp.tanh(h)
     return to_model(xp.abs(h))
 
@@ -44,7 +44,7 @@ def test_signals_survive_a_file(tmp_path):
 
 def test_signals_survive_an_import_and_nest_in_those_around_it():
     loaded = load(ir.to_proto(_two_layers()))
-    with signal("backbone"):
+    with region("backbone"):
         imported = from_model(loaded.model)
     assert _regions(to_model(imported.outputs)) == {
         "Exp": "backbone/layer1", "Tanh": "backbone/layer1/inner", "Abs": "backbone"
@@ -52,8 +52,8 @@ def test_signals_survive_an_import_and_nest_in_those_around_it():
 
 
 def test_a_signal_changes_nothing_but_names():
-    x = argument("x", ("N", 4))
-    with signal("a"):
+    x = input("x", ("N", 4))
+    with region("a"):
         inside = to_model(xp.exp(x) * 2)
     outside = to_model(xp.exp(x) * 2)
     assert [n.op_type for n in inside.graph] == [n.op_type for n in outside.graph]
@@ -61,16 +61,16 @@ def test_a_signal_changes_nothing_but_names():
 
 
 def test_equal_nodes_of_two_regions_stay_two():
-    x = argument("x", ("N", 4))
-    with signal("a"):
+    x = input("x", ("N", 4))
+    with region("a"):
         first = xp.exp(x)
-    with signal("b"):
+    with region("b"):
         second = xp.exp(x)
     assert [n.op_type for n in to_model(first + second).graph] == ["Exp", "Exp", "Add"]
 
 
 def test_a_signal_ends_with_its_block_even_by_an_error():
-    with pytest.raises(RuntimeError), signal("a"):
+    with pytest.raises(RuntimeError), region("a"):
         raise RuntimeError
     assert current() == Region()
 
@@ -80,13 +80,13 @@ def test_threads_do_not_see_each_others_signals():
     inside, done = threading.Barrier(2), threading.Barrier(2)
 
     def write(name: str) -> None:
-        with signal(name):
+        with region(name):
             inside.wait(5)
             seen[name] = current().path
             done.wait(5)
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "ab"]
-    with signal("main"):
+    with region("main"):
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -95,22 +95,22 @@ def test_threads_do_not_see_each_others_signals():
 
 
 def test_a_function_may_be_a_region():
-    @signal("layer")
+    @region("layer")
     def layer(x):
         return xp.exp(x)
 
-    x = argument("x", (2,))
+    x = input("x", (2,))
     assert [region_of(n).path for n in to_model([layer(x), layer(x + 1)]).graph] == ["layer", "", "layer"]
 
 
 def test_a_region_may_be_taken_up_again():
     with written_in(Region("layer1", BACKWARD)):
-        node = next(iter(to_model(xp.exp(argument("x", (2,)))).graph))
+        node = next(iter(to_model(xp.exp(input("x", (2,)))).graph))
     assert region_of(node) == ("layer1", "backward")
     assert node.name == "backward/layer1/Exp_0"
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", 1, None])
 def test_a_name_that_is_none_is_refused(name):
-    with pytest.raises(ConfigError, match="a name is a string"), signal(name):
+    with pytest.raises(InputError, match="a name is a string"), region(name):
         pass

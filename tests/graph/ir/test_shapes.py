@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, parser, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import Inference, ValueType, infer
 from dask_ferro.graph.model.load import Limits, load
 from tests.graphs import written
@@ -82,7 +82,7 @@ def test_a_shape_against_the_declared_one_wins_and_the_rest_is_inferred_anew() -
     ],
 )
 def test_refuses_to_bind(asked: dict[str, dict[str, object]], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(InputError, match=words):
         infer(loaded(MLP), **asked)  # type: ignore[arg-type]
 
 

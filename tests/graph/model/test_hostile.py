@@ -22,7 +22,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.graph.model.load import Limits, load
 from tests.programs import ran
 
@@ -291,10 +291,10 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses a number that never ends", content(overlong), ["cut off, damaged"]),
     ("refuses a length past the end", content(b"\x3a\xff\xff\xff\xff\x07"), ["cut off, damaged"]),
     ("refuses messages in messages without end", content(b"\x3a" * 3000), ["cut off"]),
-    ("refuses a folder", lambda folder: folder, ["folder", ".onnx"], ConfigError),
-    ("refuses a file that is not there", lambda folder: folder / "no.onnx", ["No such file"], ConfigError),
-    ("refuses a pipe", lambda folder: os.mkfifo(folder / "p") or folder / "p", ["no regular file"], ConfigError),
-    ("refuses a path with NUL", lambda folder: f"{folder}/\0", ["null"], ConfigError),
+    ("refuses a folder", lambda folder: folder, ["folder", ".onnx"], InputError),
+    ("refuses a file that is not there", lambda folder: folder / "no.onnx", ["No such file"], InputError),
+    ("refuses a pipe", lambda folder: os.mkfifo(folder / "p") or folder / "p", ["no regular file"], InputError),
+    ("refuses a path with NUL", lambda folder: f"{folder}/\0", ["null"], InputError),
     # the model
     ("refuses a file without a graph", content(b"\x08\x09\x42\x02\x10\x11"), ["no graph"]),
     ("refuses a format from the future", changed(lambda m: setattr(m, "ir_version", 99)), ["IR version is 99"]),
@@ -325,7 +325,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("refuses an undefined name in a body", within(node("Relu", "ghost", "b")), ["'ghost'", "the_if"]),
     ("refuses a name that is not UTF-8", content(lambda data: data.replace(b"\x01x", b"\x01\xff")), ["not UTF-8"]),
     # nodes
-    ("has no unknown operator", has(node("Relux", "x", "y")), ["the_relux", "mean Relu"], UnsupportedOp),
+    ("has no unknown operator", has(node("Relux", "x", "y")), ["the_relux", "mean Relu"], UnsupportedOpError),
     ("refuses an operator younger than the opset", has(node("Gelu", "x", "y"), opset=13),
         ["the_gelu", "domain_version of 13", "opset"]),
     ("refuses an operator that was withdrawn", has(node("Upsample", "x s", "y"), weights=(array("s", [1, 1]),)),
@@ -524,7 +524,7 @@ def test_refuses(writer, error, words, folder, watched):
     assert "cannot load" in message
     assert [word for word in words if word not in message] == []
     assert SECRET.decode() not in message
-    if isinstance(caught.value, (ModelError, UnsupportedOp)):
+    if isinstance(caught.value, (ModelError, UnsupportedOpError)):
         assert caught.value.problems
 
 
@@ -570,7 +570,7 @@ def test_plans_of_other_tools_are_left_out() -> None:
 CHILD = """
 import json, pathlib, resource, sys
 from tests.graph.model.test_hostile import ROWS, make_folder
-from dask_ferro.errors import ConfigError, ModelError, UnsupportedOp
+from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.graph.model.load import load
 
 work = pathlib.Path(sys.argv[1])
@@ -582,7 +582,7 @@ for name, source in cases:
     try:
         load(source)
         error = "none"
-    except (ConfigError, ModelError, UnsupportedOp) as caught:
+    except (InputError, ModelError, UnsupportedOpError) as caught:
         error = type(caught).__name__
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(json.dumps([name, error, grown / 1024]), flush=True)

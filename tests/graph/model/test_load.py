@@ -13,13 +13,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from dask_ferro.errors import ConfigError, ModelError
+from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import Limits, Loaded, load, load_own
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from tests.each import every
 from tests.graphs import written
 
@@ -494,7 +494,7 @@ def test_an_old_model_keeps_its_weights_in_the_file(tmp_path: Path) -> None:
 
 
 def test_a_model_that_this_process_made_is_as_its_file() -> None:
-    x = argument("x", ("N", 4))
+    x = input("x", ("N", 4))
     made = to_model(xp.matmul(xp.exp(x), asarray(np.ones((4, 2), np.float32))))
     own, file = load_own(made), load(content(made))
     assert own.digest == file.digest
@@ -514,7 +514,7 @@ def test_limits_can_be_raised() -> None:
 
 @pytest.mark.parametrize("source", [None, 3, object(), ir.Model(ir.Graph([], [], nodes=[]), ir_version=9)])
 def test_a_source_of_another_kind_is_told_so(source: object) -> None:
-    with pytest.raises(ConfigError, match="path, bytes or"):
+    with pytest.raises(InputError, match="path, bytes or"):
         load(source)  # type: ignore[arg-type]
 
 

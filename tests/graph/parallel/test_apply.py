@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.ir.regions import region
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.parallel.config import read_plan
 from dask_ferro.graph.sharding.node_placement import placement_of
 from dask_ferro.graph.sharding.placements import Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor.emit import save_onnx, to_model
 from dask_ferro.graph.tensor.nn import relu
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
 
 S = Shard
@@ -30,15 +30,13 @@ S = Shard
 
 def network(*, trains: bool = False) -> ir.Model:
     """Two layers with signals, and a third without; parameters are inputs."""
-    x = argument("x", (8, 6), np.float64)
-    w = {
-        n: argument(f"{n}.weight", s, np.float64) for n, s in (("l1", (6, 8)), ("l2", (8, 4)), ("l3", (4, 2)))
-    }
-    with signal("l1"):
+    x = input("x", (8, 6), np.float64)
+    w = {n: input(f"{n}.weight", s, np.float64) for n, s in (("l1", (6, 8)), ("l2", (8, 4)), ("l3", (4, 2)))}
+    with region("l1"):
         h = relu(x @ w["l1"])
-        with signal("inner"):
+        with region("inner"):
             h = h * 2.0
-    with signal("l2"):
+    with region("l2"):
         h = h @ w["l2"]
     y = (h @ w["l3"]).sum()
     gradients = {f"d_{name}": g for name, g in grad(y, w).items()} if trains else {}
@@ -105,21 +103,21 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "says"), WRONG)
 def test_what_is_wrong_in_a_file_is_named_by_line_and_key(tmp_path, text, says):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         read_plan(written(tmp_path, text))
     assert says in str(error.value)
     assert "plan.yaml" in str(error.value)
 
 
 def test_all_that_is_wrong_is_named_at_once(tmp_path):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         read_plan(written(tmp_path, "l1:\n  stage: -1\n  device: 3\nl2:\n  workers: []\n"))
     assert [line.split(":")[0].strip(" -") for line in str(error.value).splitlines()[1:]] == [
         "line 2", "line 3", "line 5"]  # fmt: skip
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(InputError, match="cannot be read"):
         read_plan(tmp_path / "none.yaml")
 
 
@@ -150,19 +148,19 @@ MISFITS = [
 
 @pytest.mark.parametrize(("text", "says"), MISFITS)
 def test_what_does_not_fit_a_graph_is_named_by_line_and_key(tmp_path, text, says):
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        apply(network(), written(tmp_path, text))
+    with pytest.raises(InputError, match=re.escape(says)):
+        apply_plan(network(), written(tmp_path, text))
 
 
 class TestWithoutAPlan:
     def test_the_graph_is_the_same_object(self):
         model = network()
-        assert apply(model).model is model
+        assert apply_plan(model).model is model
 
     @pytest.mark.parametrize("plan", [None, {**TENSOR, "enabled": False}], ids=["none", "disabled"])
     def test_it_runs_on_one_rank_with_the_same_numbers(self, plan):
         model = network(trains=True)
-        spmd = apply(model, plan).spmd()
+        spmd = apply_plan(model, plan).spmd()
         assert spmd.mesh.ranks == 1
         wanted = evaluate(ir.to_proto(model), feeds())
         got = evaluate_sharded(spmd, feeds())
@@ -170,7 +168,7 @@ class TestWithoutAPlan:
 
 
 def test_a_column_and_a_row_are_one_all_reduce():
-    applied = apply(network(), TENSOR)
+    applied = apply_plan(network(), TENSOR)
     assert applied.shard().collectives == Counter(AllReduce=1)
     assert (applied.mesh, applied.workers) == (Mesh({"tensor": 2}), (0, 1))
 
@@ -178,7 +176,7 @@ def test_a_column_and_a_row_are_one_all_reduce():
 def test_a_bare_dimension_is_along_data_for_an_input_and_along_tensor_for_a_weight():
     regions = {name: {"shard": region["shard"]} for name, region in TENSOR.items()}
     plan = {"mesh": {"data": 2, "tensor": 2}, "inputs": {"x": 0}, **regions}
-    placements = apply(network(), plan).placements
+    placements = apply_plan(network(), plan).placements
     assert placements == {"x": {"data": S(0)}, "l1.weight": {"tensor": S(1)}, "l2.weight": {"tensor": S(0)}}
 
 
@@ -188,25 +186,25 @@ class TestRegions:
         return {name: told for name, told in found.items() if told is not None}
 
     def test_a_region_has_all_below_it(self):
-        marked = apply(network(), {"l1": {"stage": 0, "device": "gpu"}}).model
+        marked = apply_plan(network(), {"l1": {"stage": 0, "device": "gpu"}}).model
         assert set(self.marks(marked, "stage")) == {"l1/MatMul_0", "l1/Relu_0", "l1/inner/Mul_0"}
         assert set(self.marks(marked, "device").values()) == {"gpu"}
 
     def test_the_longest_name_has_the_last_word_key_by_key(self):
-        applied = apply(network(), {"l1": {"stage": 0, "device": "gpu"}, "l1/inner": {"stage": 1}})
+        applied = apply_plan(network(), {"l1": {"stage": 0, "device": "gpu"}, "l1/inner": {"stage": 1}})
         assert self.marks(applied.model, "stage") == {"l1/MatMul_0": 0, "l1/Relu_0": 0, "l1/inner/Mul_0": 1}
         assert self.marks(applied.model, "device")["l1/inner/Mul_0"] == "gpu"
 
     def test_a_pattern_over_paths(self):
-        assert len(self.marks(apply(network(), {"l?": {"stage": 0}}).model, "stage")) == 4
+        assert len(self.marks(apply_plan(network(), {"l?": {"stage": 0}}).model, "stage")) == 4
 
     def test_backward_nodes_follow_their_forward(self):
-        marks = self.marks(apply(network(trains=True), {"l2": {"stage": 1}}).model, "stage")
+        marks = self.marks(apply_plan(network(trains=True), {"l2": {"stage": 1}}).model, "stage")
         assert {name.split("/")[0] for name in marks} == {"l2", "backward"}
 
     def test_or_the_region_that_it_names(self):
         plan = {"l2": {"workers": [0], "backward": "l2_bwd"}, "l2_bwd": {"workers": [1], "stage": 1}}
-        marks = self.marks(apply(network(trains=True), plan).model, "workers")
+        marks = self.marks(apply_plan(network(trains=True), plan).model, "workers")
         assert {(name.split("/")[0], worker) for name, worker in marks.items()} == {
             ("l2", (0,)),
             ("backward", (1,)),
@@ -215,21 +213,21 @@ class TestRegions:
 
 @pytest.mark.parametrize("mesh", [1, 2])
 def test_a_pattern_that_splits_a_scalar_too_is_refused(mesh):
-    y = argument("x", (4, 2)) * argument("scale", ())
+    y = input("x", (4, 2)) * input("scale", ())
     with pytest.raises(
-        ConfigError, match=r"inputs.\*: 'scale': its shape is \(\), so there is no dimension 0"
+        InputError, match=r"inputs.\*: 'scale': its shape is \(\), so there is no dimension 0"
     ):
-        apply(y, {"mesh": {"data": mesh}, "inputs": {"*": 0}})
+        apply_plan(y, {"mesh": {"data": mesh}, "inputs": {"*": 0}})
 
 
 def test_a_layer_on_a_batch_of_sequences_has_one_all_reduce_each_way():
     """Weight gradients flatten the batch to a size that their graph leaves open; nothing is gathered for that."""
-    x = argument("x", (4, 3, 8), np.float64)
-    w = {n: argument(n, s, np.float64) for n, s in (("in", (8, 8)), ("up", (8, 16)), ("down", (16, 8)))}
-    with signal("mlp"):
+    x = input("x", (4, 3, 8), np.float64)
+    w = {n: input(n, s, np.float64) for n, s in (("in", (8, 8)), ("up", (8, 16)), ("down", (16, 8)))}
+    with region("mlp"):
         y = relu((x @ w["in"]) @ w["up"]) @ w["down"]
     model = to_model({"y": (y * y).sum(), **{f"d_{n}": g for n, g in grad((y * y).sum(), w).items()}})
-    applied = apply(model, {"mesh": {"tensor": 2}, "mlp": {"shard": {"up": 1, "down": 0}}})
+    applied = apply_plan(model, {"mesh": {"tensor": 2}, "mlp": {"shard": {"up": 1, "down": 0}}})
     assert applied.shard().collectives == Counter(AllReduce=2)
     rng = np.random.default_rng(2)
     arrays = {v.name: rng.standard_normal(tuple(v.shape)) for v in model.graph.inputs}
@@ -249,7 +247,9 @@ def test_no_plan_changes_a_number(first, second, batch, mesh):
         "l1": {"shard": {"weight": first}},
         "l2": {"shard": {"weight": second}},
     }
-    assert_same(evaluate_sharded(apply(model, plan).spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
+    assert_same(
+        evaluate_sharded(apply_plan(model, plan).spmd(), feeds()), evaluate(ir.to_proto(model), feeds())
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,8 +263,8 @@ def test_no_plan_changes_a_number(first, second, batch, mesh):
     ],
 )  # fmt: skip
 def test_placements_that_contradict_are_refused_with_line_and_key(plan, said):
-    with pytest.raises(ConfigError, match=said):
-        apply(network(), {"mesh": {"tensor": 2}, "l1": {"shard": {"weight": 1}}, **plan})
+    with pytest.raises(InputError, match=said):
+        apply_plan(network(), {"mesh": {"tensor": 2}, "l1": {"shard": {"weight": 1}}, **plan})
 
 
 class TestGtForm:
@@ -277,7 +277,7 @@ class TestGtForm:
         model = network(trains=True)
         region = {"shard": {"axis": axis, "workers": list(range(workers))}, "compile": True}
         plan = {"l1": region, "l2": {**region, **({"backward": backward} if backward else {})}}
-        applied = apply(model, plan)
+        applied = apply_plan(model, plan)
         assert applied.workers == tuple(range(workers))
         assert_same(evaluate_sharded(applied.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
 
@@ -294,7 +294,7 @@ class TestGtForm:
         ],
     )
     def test_it_places_weights_and_inputs_of_the_region(self, shard, placed):
-        given = apply(network(), {"l1": {"shard": shard}}).placements
+        given = apply_plan(network(), {"l1": {"shard": shard}}).placements
         assert given == {name: {"tensor": placement} for name, placement in placed.items()}
 
     @pytest.mark.parametrize(
@@ -312,23 +312,23 @@ class TestGtForm:
         ],
     )
     def test_what_is_wrong_is_named(self, tmp_path, text, says):
-        with pytest.raises(ConfigError, match=re.escape(says)):
+        with pytest.raises(InputError, match=re.escape(says)):
             read_plan(written(tmp_path, text))
 
     def test_an_input_that_two_regions_split_differently_is_refused(self):
-        x, w = argument("x", (8, 8)), argument("w", (8, 8))
-        with signal("a"):
+        x, w = input("x", (8, 8)), input("w", (8, 8))
+        with region("a"):
             y = x @ w
-        with signal("b"):
+        with region("b"):
             z = x + y
         plan = {
             "a": {"shard": {"axis": 0, "workers": [0, 1]}},
             "b": {"shard": {"axis": 1, "workers": [0, 1]}},
         }
         says = r"b.shard: got {'tensor': 1} for 'x', which is {'tensor': 0} by a.shard"
-        with pytest.raises(ConfigError, match=f"{says}; keep one of them, or place it in `inputs` alone"):
-            apply(z, plan)
-        assert apply(z, {**plan, "inputs": {"x": 0}}).placements["x"] == {"tensor": S(0)}
+        with pytest.raises(InputError, match=f"{says}; keep one of them, or place it in `inputs` alone"):
+            apply_plan(z, plan)
+        assert apply_plan(z, {**plan, "inputs": {"x": 0}}).placements["x"] == {"tensor": S(0)}
 
 
 class TestPlansInFiles:
@@ -348,10 +348,10 @@ class TestPlansInFiles:
     @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
     def test_they_are_applied_as_they_were(self, plan, tmp_path):
         model, path = network(trains=True), tmp_path / "placed.onnx"
-        before = apply(model, plan)
+        before = apply_plan(model, plan)
         save_onnx(before, path)
         onnx.checker.check_model(onnx.load(path), full_check=True)
-        after = apply(path)
+        after = apply_plan(path)
         assert after.plan.text == before.plan.text
         assert (after.mesh, after.placements, after.regions) == (
             before.mesh,
@@ -362,14 +362,14 @@ class TestPlansInFiles:
         assert_same(evaluate_sharded(after.spmd(), feeds()), evaluate(ir.to_proto(model), feeds()))
 
     def test_another_plan_replaces_them(self, tmp_path):
-        save_onnx(apply(network(), self.PLANS["stages, devices and workers"]), tmp_path / "placed.onnx")
-        again = apply(tmp_path / "placed.onnx", {"l1": {"device": "cpu"}})
+        save_onnx(apply_plan(network(), self.PLANS["stages, devices and workers"]), tmp_path / "placed.onnx")
+        again = apply_plan(tmp_path / "placed.onnx", {"l1": {"device": "cpu"}})
         assert {placement_of(node)[:3] for node in again.model.graph} == {(None, "cpu", None), (None,) * 3}
 
     def test_what_is_wrong_in_one_is_named_and_other_metadata_place_nothing(self):
         model = network()
         next(iter(model.graph)).metadata_props["dask_ferro.stage"] = "seven"
-        assert apply(model).spmd().mesh.ranks == 1
+        assert apply_plan(model).spmd().mesh.ranks == 1
         # Each line twice the one before: written out, it would fill the memory.
         bomb = [
             "a0: &a0 {stage: 0}",
@@ -381,5 +381,5 @@ class TestPlansInFiles:
             ("\n".join(bomb), "line 2: a1: wanted a"),
         ):
             model.metadata_props["dask_ferro.plan"] = text
-            with pytest.raises(ConfigError, match=said):
-                apply(model)
+            with pytest.raises(InputError, match=said):
+                apply_plan(model)

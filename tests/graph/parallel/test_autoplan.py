@@ -8,17 +8,17 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.bundling.partition import FLOW
-from dask_ferro.graph.parallel.apply import apply
-from dask_ferro.graph.parallel.autoplan import plan
+from dask_ferro.graph.parallel.apply import apply_plan
+from dask_ferro.graph.parallel.autoplan import propose_plans
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
-from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import asarray, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.policy.estimates import Link
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
 
@@ -28,7 +28,7 @@ FREE = Link(0.0, 1e15)
 def mlp(width: int, *, layers: int = 4, batch: int = 64, trains: bool = False, dtype=np.float64):
     """Layers of one width with biases, and what they are bound to."""
     rng = np.random.default_rng(0)
-    x = argument("x", (batch, width), dtype)
+    x = input("x", (batch, width), dtype)
     params, y = {}, x
     for i in range(layers):
         params[f"w{i}"] = asarray(
@@ -46,7 +46,7 @@ def row(found, data, tensor, stages):
 
 
 def test_columns_and_rows_take_turns_and_a_bias_goes_with_its_columns():
-    given = row(plan(mlp(16), 2), 1, 2, 1).inputs
+    given = row(propose_plans(mlp(16), 2), 1, 2, 1).inputs
     assert given == {
         "w0": {"tensor": 1}, "b0": {"tensor": 0}, "w1": {"tensor": 0},
         "w2": {"tensor": 1}, "b2": {"tensor": 0}, "w3": {"tensor": 0},
@@ -54,18 +54,18 @@ def test_columns_and_rows_take_turns_and_a_bias_goes_with_its_columns():
 
 
 def test_what_does_not_fit_is_not_proposed():
-    small = plan(mlp(64, trains=True), 4)
+    small = propose_plans(mlp(64, trains=True), 4)
     least = min(r.memory for r in small.rows)
-    assert plan(mlp(64, trains=True), 4, memory=least).best.memory == least
-    with pytest.raises(ConfigError, match="smallest plan takes") as error:
-        _ = plan(mlp(64, trains=True), 4, memory=1000).best
+    assert propose_plans(mlp(64, trains=True), 4, memory=least).best.memory == least
+    with pytest.raises(InputError, match="smallest plan takes") as error:
+        _ = propose_plans(mlp(64, trains=True), 4, memory=1000).best
     assert f"a worker has {1000 / 2**20:.4g} MiB, and the smallest plan takes {least / 2**20:.4g}" in str(
         error.value
     )
 
 
 def test_it_is_printed_with_seconds_and_memory_and_the_best_is_marked():
-    found = plan(mlp(16), 2)
+    found = propose_plans(mlp(16), 2)
     head, *lines = str(found).splitlines()
     assert head.split()[-3:] == ["MiB", "a", "worker"]
     assert [line for line in lines if line.startswith("*")] == [lines[found.rows.index(found.best)]]
@@ -74,8 +74,8 @@ def test_it_is_printed_with_seconds_and_memory_and_the_best_is_marked():
 @pytest.mark.parametrize(("data", "tensor"), [(2, 1), (1, 2), (2, 2)])
 def test_a_proposal_is_a_plan_that_runs_with_the_same_numbers(data, tensor):
     built = mlp(8, batch=8, trains=True)
-    proposal = row(plan(built, 4), data, tensor, 1)
-    applied = apply(built, proposal.as_plan())
+    proposal = row(propose_plans(built, 4), data, tensor, 1)
+    applied = apply_plan(built, proposal.as_plan())
     assert applied.mesh.ranks == data * tensor
     feeds = {"x": np.random.default_rng(1).standard_normal((8, 8)), **built.bound}
     assert_same(evaluate_sharded(applied.spmd(), feeds), evaluate(ir.to_proto(built.model), feeds))
@@ -83,29 +83,29 @@ def test_a_proposal_is_a_plan_that_runs_with_the_same_numbers(data, tensor):
 
 def test_a_proposal_in_stages_is_a_plan_with_its_schedule():
     loss, params = training(rows="N")
-    proposal = row(plan(loss, 4, params=params, dims={"N": 8}), 2, 1, 2)
+    proposal = row(propose_plans(loss, 4, params=params, dims={"N": 8}), 2, 1, 2)
     given = {"schedule": "1f1b", "stages": 2, "micro_batches": proposal.micro_batches}
     assert proposal.as_plan() == {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}}, **given}
-    step = parallel(loss, proposal.as_plan(), params)
+    step = parallelize(loss, proposal.as_plan(), params)
     assert (len(step.schedule.stages), step.schedule.micro_batches) == (2, proposal.micro_batches)
     batch = {"x": np.random.default_rng(2).standard_normal((8, 16)).astype(np.float32)}
-    found, wanted = (one(batch).compute(scheduler="sync") for one in (step, parallel(loss, params=params)))
+    found, wanted = (one(batch).compute(scheduler="sync") for one in (step, parallelize(loss, params=params)))
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5)
     # A keyword overrides the plan.
-    assert parallel(loss, proposal.as_plan(), params, micro_batches=1).schedule.micro_batches == 1
-    chunks = parallel(loss, {**given, "schedule": "interleaved", "chunks": 3}, params).schedule.chunks
+    assert parallelize(loss, proposal.as_plan(), params, micro_batches=1).schedule.micro_batches == 1
+    chunks = parallelize(loss, {**given, "schedule": "interleaved", "chunks": 3}, params).schedule.chunks
     assert chunks == 6
 
 
 def test_one_worker_needs_no_plan():
-    assert row(plan(mlp(8), 1), 1, 1, 1).as_plan() == {}
-    assert apply(mlp(8), {}).mesh == Mesh({"tensor": 1})
+    assert row(propose_plans(mlp(8), 1), 1, 1, 1).as_plan() == {}
+    assert apply_plan(mlp(8), {}).mesh == Mesh({"tensor": 1})
 
 
 @pytest.mark.parametrize("workers", [0, -1, 2.0, True])
 def test_a_number_of_workers_is_one_at_least(workers):
-    with pytest.raises(ConfigError, match="wanted a number from 1 on"):
-        plan(mlp(8), workers)
+    with pytest.raises(InputError, match="wanted a number from 1 on"):
+        propose_plans(mlp(8), workers)
 
 
 # ---- gradients and the optimizer's state -------------------------------------------------------------------
@@ -115,7 +115,7 @@ def training(width: int = 16, rows: int | str = 8):
     """A loss of two layers and its parameters: of the last one, ranks divide only the rows."""
     shapes = {"w0": (width, width), "b0": (width,), "w1": (width, 7), "b1": (7,)}
     params = {name: asarray(np.ones(shape, np.float32), name=name) for name, shape in shapes.items()}
-    y = nn.relu(argument("x", (rows, width), np.float32) @ params["w0"] + params["b0"]) @ params["w1"]
+    y = nn.relu(input("x", (rows, width), np.float32) @ params["w0"] + params["b0"]) @ params["w1"]
     return ((y + params["b1"]) ** 2).mean(), params
 
 
@@ -140,7 +140,7 @@ def split_row(found, data, tensor, stages):
 )
 def test_each_kind_of_bytes_is_counted(optimizer, state, split):
     loss, params = training()
-    found = plan(loss, 2, params=params, optimizer=optimizer)
+    found = propose_plans(loss, 2, params=params, optimizer=optimizer)
     for proposal in (row(found, 1, 1, 1), row(found, 2, 1, 1)):
         # Constants of the expression, such as an exponent, are weights without gradients.
         constants = proposal.parameters - WEIGHTS
@@ -158,8 +158,8 @@ def test_each_kind_of_bytes_is_counted(optimizer, state, split):
 def test_state_is_split_where_only_that_fits():
     # One weight has no columns and rows in turn, so ranks split only the batch.
     w = asarray(np.ones((1024, 1024), np.float32), name="w")
-    loss = ((argument("x", (16384, 1024), np.float32) @ w) ** 2).mean()
-    found = plan(loss, 4, batched=["x"], params=[w], optimizer=Adam(0.1), link=FREE)
+    loss = ((input("x", (16384, 1024), np.float32) @ w) ** 2).mean()
+    found = propose_plans(loss, 4, batch_inputs=["x"], params=[w], optimizer=Adam(0.1), link=FREE)
     usual, split = row(found, 4, 1, 1), split_row(found, 4, 1, 1)
     assert found.best is usual
     assert split.seconds == pytest.approx(usual.seconds + FLOW.way_s)  # a hop more
@@ -178,5 +178,5 @@ def test_state_is_split_where_only_that_fits():
 )
 def test_what_is_no_training_step_is_refused(given, says):
     loss, _ = training()
-    with pytest.raises(ConfigError, match=says):
-        plan(given.pop("graph", loss), 2, **given)
+    with pytest.raises(InputError, match=says):
+        propose_plans(given.pop("graph", loss), 2, **given)

@@ -10,18 +10,18 @@ import onnx_ir as ir
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.ir.nodes import value_bytes
-from dask_ferro.graph.ir.regions import BACKWARD, REMAT_KEY, region_of, signal
+from dask_ferro.graph.ir.regions import BACKWARD, REMAT_KEY, region, region_of
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.parallel.config import read_plan
 from dask_ferro.graph.pipeline.stages import cut_stages
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import Built, build, to_model
-from dask_ferro.graph.tensor.tensor import Tensor, argument, emit
+from dask_ferro.graph.tensor.tensor import Tensor, emit, input
 from tests.each import every
 from tests.graph.pipeline.chunks import pieces
 from tests.graph.pipeline.nets import Net, mlp, transformer
@@ -51,7 +51,7 @@ def repeated(model: ir.Model) -> list[ir.Node]:
 def test_results_have_the_same_bits(name):
     net, plan = NETS[name]
     built = trained(net)
-    applied = apply(built, plan)
+    applied = apply_plan(built, plan)
     assert repeated(applied.model)
     feeds = {**built.bound, **net.batch(8)}
     whole, again = computed(built.model, feeds), computed(applied.model, feeds)
@@ -72,7 +72,7 @@ def test_a_pipelines_chunks_keep_less_and_give_the_same_bits(name, chunks):
     found = cut_stages({"loss": net.loss}, net.params, chunks=chunks)
     feeds = found.bound | net.batch(6)
     kept, results = [], []
-    for model in (found.model, apply(found.model, plan).model):
+    for model in (found.model, apply_plan(found.model, plan).model):
         loaded = load(ir.to_proto(model)).model
         cuts = pieces(loaded, chunks)
         types = infer(loaded, dims={"N": 64})
@@ -85,15 +85,15 @@ def test_a_pipelines_chunks_keep_less_and_give_the_same_bits(name, chunks):
 
 def blocks(rows: int | str = 8) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Two blocks with dropout, in a signal each."""
-    x = argument("x", (rows, 6), np.float64)
+    x = input("x", (rows, 6), np.float64)
     w = {
-        f"{i}{n}": argument(f"{i}{n}", s, np.float64)
+        f"{i}{n}": input(f"{i}{n}", s, np.float64)
         for i in "ab"
         for n, s in (("up", (6, 8)), ("down", (8, 6)))
     }
     h = x
     for i in "ab":
-        with signal(i):
+        with region(i):
             h = h + nn.dropout(nn.gelu(h @ w[f"{i}up"]), 0.3, seed=1, layer=i) @ w[f"{i}down"]
     loss = (h * h).sum()
     return {"loss": loss, **{f"d_{n}": g for n, g in grad(loss, w).items()}}, w
@@ -109,12 +109,12 @@ def test_on_ranks_with_dropout():
         "inputs": {"x": {"data": 0}},
         **{i: {"shard": {f"{i}up": {"tensor": 1}, f"{i}down": {"tensor": 0}}, **REMAT} for i in "ab"},
     }
-    assert_same(evaluate_sharded(apply(model, plan).spmd(), feeds), evaluate(ir.to_proto(model), feeds))
+    assert_same(evaluate_sharded(apply_plan(model, plan).spmd(), feeds), evaluate(ir.to_proto(model), feeds))
 
 
 def test_what_is_computed_again():
     outputs, _ = blocks()
-    applied = apply(to_model(outputs), {"a": REMAT})
+    applied = apply_plan(to_model(outputs), {"a": REMAT})
     made = repeated(applied.model)
     assert {region_of(node) for node in made} == {("a", BACKWARD)}
     assert all(applied.regions[node.name].name == "a" for node in made)
@@ -130,38 +130,38 @@ def test_what_is_computed_again():
 
 
 def test_nothing_is_computed_again_without_a_backward_or_where_remat_is_off():
-    x = argument("x", (4, 4))
-    with signal("a"):
+    x = input("x", (4, 4))
+    with region("a"):
         y = nn.gelu(x) * 2.0
     model = to_model(y)
-    assert len(list(apply(model, {"a": REMAT}).model.graph)) == len(list(model.graph))
+    assert len(list(apply_plan(model, {"a": REMAT}).model.graph)) == len(list(model.graph))
     outputs, _ = blocks()
-    assert not repeated(apply(to_model(outputs), {"a": {"remat": False}}).model)
+    assert not repeated(apply_plan(to_model(outputs), {"a": {"remat": False}}).model)
     assert not repeated(
-        apply(to_model(outputs), {"*": REMAT, "a": {"remat": False}, "b": {"remat": False}}).model
+        apply_plan(to_model(outputs), {"*": REMAT, "a": {"remat": False}, "b": {"remat": False}}).model
     )
 
 
 def test_random_nodes_are_refused():
-    x = argument("x", (4, 4))
-    with signal("a"):
+    x = input("x", (4, 4))
+    with region("a"):
         noise = emit("RandomNormalLike", [x], x.shape)
         y = nn.gelu(x + nn.stop_gradient(noise))
     model = to_model({"y": y, "g": grad(y.sum(), x)})
-    with pytest.raises(ConfigError, match=re.escape("a.remat: 'a/RandomNormalLike_0' draws random numbers")):
-        apply(model, {"a": REMAT})
+    with pytest.raises(InputError, match=re.escape("a.remat: 'a/RandomNormalLike_0' draws random numbers")):
+        apply_plan(model, {"a": REMAT})
 
 
 def test_nodes_without_a_signal_are_refused():
-    x = argument("x", (4, 4))
+    x = input("x", (4, 4))
     y = nn.sigmoid(x)
     model = to_model({"y": y, "g": grad(y.sum(), x)})
     with pytest.raises(
-        ConfigError, match=re.escape("'Sigmoid_0' has no signal, so its backward nodes are not known")
+        InputError, match=re.escape("'Sigmoid_0' has no signal, so its backward nodes are not known")
     ):
-        apply(model, {"Sigmoid_*": REMAT})
+        apply_plan(model, {"Sigmoid_*": REMAT})
 
 
 def test_a_flag_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match=re.escape("a.remat: got 1, wanted true or false")):
+    with pytest.raises(InputError, match=re.escape("a.remat: got 1, wanted true or false")):
         read_plan({"a": {"remat": 1}})

@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.tensor.emit import build
 from tests.each import every
 from tests.graph.parallel.transformer import (
@@ -52,12 +52,12 @@ def follow(layers):
 def test_a_layer_has_two_reduce_scatters_and_two_all_gathers_forward(layers, ranks):
     """And no all-reduce; the result stays in shards."""
     plan = {"mesh": {"tensor": ranks}, **REGIONS}
-    sharding = apply({"loss": transformer(layers).loss}, plan).shard(dims={"N": ROWS})
+    sharding = apply_plan({"loss": transformer(layers).loss}, plan).shard(dims={"N": ROWS})
     assert sharding.collectives == {"ReduceScatter": 2 * layers, "AllGather": 2 * layers, "AllReduce": 1}
     reduced = [move.value.name for move in sharding.moves if move.steps[0].kind == "AllReduce"]
     assert reduced == ["loss"]
     tensor = {name: region for name, region in plan.items() if name == "mesh"} | WITHOUT
-    plain = apply({"loss": transformer(layers).loss}, tensor).shard(dims={"N": ROWS})
+    plain = apply_plan({"loss": transformer(layers).loss}, tensor).shard(dims={"N": ROWS})
     assert plain.collectives == {"AllReduce": 2 * layers}
     # As many bytes: a ring all-reduce is a reduce-scatter and an all-gather.
     assert sharding.bytes - plain.bytes == pytest.approx(loss_bytes(ranks))
@@ -67,7 +67,7 @@ def test_a_layer_has_two_reduce_scatters_and_two_all_gathers_forward(layers, ran
 def test_a_layer_without_it_has_two_all_reduces_forward_and_two_backward(ranks):
     """And gradients lie as their weights do, without being asked to."""
     model, feeds = trained(1)
-    applied = apply(model, {"mesh": {"tensor": ranks}, **WITHOUT})
+    applied = apply_plan(model, {"mesh": {"tensor": ranks}, **WITHOUT})
     assert applied.shard(dims={"N": ROWS}).collectives == {"AllReduce": 4}
     spmd = applied.spmd(dims={"N": ROWS})
     lies = {port.name: port.layout for port in (*spmd.inputs, *spmd.outputs)}
@@ -89,7 +89,7 @@ def loss_bytes(ranks):
 def test_backward_has_as_many_and_gives_the_gradients_of_one_process(mesh, layers, regions):
     model, feeds = trained(layers)
     plan = {"mesh": mesh, **(DATA if "data" in mesh else {}), **regions}
-    applied = apply(model, plan)
+    applied = apply_plan(model, plan)
     sharding = applied.shard(follow=follow(layers), dims={"N": ROWS})
     assert sharding.collectives["AllGather"] == 4 * layers
     assert sharding.collectives["ReduceScatter"] == 4 * layers
@@ -103,7 +103,7 @@ def test_backward_has_as_many_and_gives_the_gradients_of_one_process(mesh, layer
 
 def test_gradients_of_norms_may_be_left_in_terms():
     model, _ = trained(1)
-    sharding = apply(model, {"mesh": {"tensor": 2}, **REGIONS}).shard(
+    sharding = apply_plan(model, {"mesh": {"tensor": 2}, **REGIONS}).shard(
         follow=follow(1), dims={"N": ROWS}, terms=["loss", *follow(1)]
     )
     assert sharding.collectives == {"AllGather": 4, "ReduceScatter": 4}
@@ -112,7 +112,7 @@ def test_gradients_of_norms_may_be_left_in_terms():
 @pytest.mark.parametrize("half", [np.float16, "bfloat16"])
 def test_half_precision_is_sent_in_halves(half):
     model, _ = trained(1, half)
-    sharding = apply(model, {"mesh": {"tensor": 2}, **REGIONS}).shard(follow=follow(1), dims={"N": ROWS})
+    sharding = apply_plan(model, {"mesh": {"tensor": 2}, **REGIONS}).shard(follow=follow(1), dims={"N": ROWS})
     moved = Counter((step.kind, move.value.dtype.itemsize) for move in sharding.moves for step in move.steps)
     assert moved["AllGather", 2] == moved["ReduceScatter", 2] == 4
     assert moved["AllGather", 4] == moved["ReduceScatter", 4] == 0
@@ -140,6 +140,6 @@ MISFITS = [
 def test_what_cannot_be_split_is_named_by_line_and_key(tmp_path, text, says):
     path = tmp_path / "plan.yaml"
     path.write_text(text if "mesh" in text else f"{text}\nmesh: {{tensor: 2}}\n")
-    with pytest.raises(ConfigError, match=says) as error:
-        apply({"loss": transformer(1).loss}, path)
+    with pytest.raises(InputError, match=says) as error:
+        apply_plan({"loss": transformer(1).loss}, path)
     assert "plan.yaml" in str(error.value)

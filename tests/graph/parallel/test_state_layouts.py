@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-import dask_ferro as ff
-from dask_ferro.errors import ConfigError
-from dask_ferro.graph.parallel.apply import apply
+import dask_ferro.tensor as ft
+from dask_ferro.errors import InputError
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.parallel.state_layouts import state_layout, update_layouts
 from dask_ferro.graph.pipeline.update import UpdateGraph
 from dask_ferro.graph.sharding.placements import Replicate, Shard
@@ -55,8 +55,8 @@ def test_entries_follow_their_parameters_and_the_others_are_whole():
 # ---- the plan's key ----------------------------------------------------------------------------------------
 
 
-def graph() -> ff.Tensor:
-    return ff.argument("x", (4, 8)) @ ff.argument("w", (8, 6))
+def graph() -> ft.Tensor:
+    return ft.input("x", (4, 8)) @ ft.input("w", (8, 6))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def graph() -> ff.Tensor:
     ],
 )
 def test_the_key_names_a_dimension_for_each_axis(mesh, asked, wanted):
-    assert apply(graph(), {"mesh": mesh, "optimizer_state": asked}).optimizer_state == wanted
+    assert apply_plan(graph(), {"mesh": mesh, "optimizer_state": asked}).optimizer_state == wanted
 
 
 @pytest.mark.parametrize(
@@ -82,5 +82,5 @@ def test_the_key_names_a_dimension_for_each_axis(mesh, asked, wanted):
     ],
 )
 def test_wrong_values_of_the_key_name_its_line(asked, says):
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        apply(graph(), {"mesh": {"data": 2, "tensor": 2}, "optimizer_state": asked})
+    with pytest.raises(InputError, match=re.escape(says)):
+        apply_plan(graph(), {"mesh": {"data": 2, "tensor": 2}, "optimizer_state": asked})

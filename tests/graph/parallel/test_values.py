@@ -6,16 +6,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.ir.regions import region
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.sharding.placements import Replicate, Shard
 from dask_ferro.graph.tensor.dtypes import dtype_of
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.nn import relu
-from dask_ferro.graph.tensor.tensor import argument, cast
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import cast, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from tests.graph.pipeline.nets import mlp
 from tests.graph.sharding.shard_run import assert_same, evaluate, evaluate_sharded
 
@@ -30,11 +30,11 @@ class TestOpenRows:
     @pytest.mark.parametrize("axis", [0, -2])
     @pytest.mark.parametrize(("rows", "ranks"), [(1, 2), (7, 2), (8, 2), (6, 4), (8, 4)])
     def test_no_number_of_rows_changes_a_result(self, axis, rows, ranks):
-        x, w = argument("x", ("N", 4), np.float64), argument("w", (4, 8), np.float64)
-        with signal("l1"):
+        x, w = input("x", ("N", 4), np.float64), input("w", (4, 8), np.float64)
+        with region("l1"):
             y = relu(x @ w)
         model = to_model({"y": y, "d_w": grad((y * y).mean(), {"w": w})["w"]})
-        applied = apply(model, {"l1": gt(axis, ranks)})
+        applied = apply_plan(model, {"l1": gt(axis, ranks)})
         assert applied.placements["x"] == {"tensor": Shard(0)}
         sharding = applied.shard(follow={"d_w": "w"}, dims={"N": rows})
         assert sharding.inputs["x"] == (Shard(0) if rows % ranks == 0 else Replicate(),)
@@ -44,14 +44,14 @@ class TestOpenRows:
         assert_same(evaluate_sharded(spmd, arrays), evaluate(ir.to_proto(model), arrays))
 
     def test_so_are_rows_that_a_plan_names_and_a_known_size_is_refused(self):
-        x, w = argument("x", ("N", 4)), argument("w", (7, 4))
+        x, w = input("x", ("N", 4)), input("w", (7, 4))
         plan = {"mesh": {"data": 2}, "inputs": {"x": 0}}
         for rows, placed in ((8, Shard(0)), (7, Replicate()), (1, Replicate())):
-            assert apply(x * 2.0, plan).shard(dims={"N": rows}).inputs["x"] == (placed,)
+            assert apply_plan(x * 2.0, plan).shard(dims={"N": rows}).inputs["x"] == (placed,)
         with pytest.raises(
-            ConfigError, match="dimension 0 is 7, which 2 ranks do not divide; pad it, or leave"
+            InputError, match="dimension 0 is 7, which 2 ranks do not divide; pad it, or leave"
         ):
-            apply(x @ w.T, {"mesh": {"data": 2}, "inputs": {"w": 0}}).shard(dims={"N": 8})
+            apply_plan(x @ w.T, {"mesh": {"data": 2}, "inputs": {"w": 0}}).shard(dims={"N": 8})
 
     # Three rows of a micro-batch are whole on each of two ranks.
     @pytest.mark.parametrize("rows", [2, 6, 8])
@@ -60,7 +60,7 @@ class TestOpenRows:
         options = {"stages": 2, "micro_batches": 2}
         plan = {f"layer{i}": gt() for i in range(2)}
         found, wanted = (
-            parallel(net.loss, params=net.params, plan=p, **options)(net.batch(rows)).compute(
+            parallelize(net.loss, params=net.params, plan=p, **options)(net.batch(rows)).compute(
                 scheduler="sync"
             )
             for p in (plan, None)
@@ -73,11 +73,11 @@ class TestOpenRows:
 
 @pytest.mark.parametrize("dim", [1, -1])
 def test_a_dimension_from_the_end_is_the_one_from_the_front(dim):
-    x, w = argument("x", (8, 4)), argument("w", (4, 8))
-    with signal("l1"):
+    x, w = input("x", (8, 4)), input("w", (4, 8))
+    with region("l1"):
         y = x @ w
     plan = {"mesh": {"tensor": 2}, "inputs": {"w": {"tensor": 1}}, "l1": {"shard": {"w": dim}}}
-    assert apply(y, plan).placements["w"] == {"tensor": Shard(1)}
+    assert apply_plan(y, plan).placements["w"] == {"tensor": Shard(1)}
 
 
 class TestCasts:
@@ -92,18 +92,18 @@ class TestCasts:
         ],
     )
     def test_sharded_results_are_those_of_one_rank(self, casts, regions, placed):
-        x = argument("x", (8, 6), np.float64)
-        w = {n: argument(f"{n}.weight", s, np.float32) for n, s in (("l1", (6, 8)), ("l2", (8, 4)))}
+        x = input("x", (8, 6), np.float64)
+        w = {n: input(f"{n}.weight", s, np.float32) for n, s in (("l1", (6, 8)), ("l2", (8, 4)))}
         wide = {
             n: cast(cast(v, dtype_of("float16")) if casts == 2 else v, dtype_of("float64"))
             for n, v in w.items()
         }
-        with signal("l1"):
+        with region("l1"):
             h = relu(x @ wide["l1"])
-        with signal("l2"):
+        with region("l2"):
             loss = (h @ wide["l2"]).sum()
         model = to_model({"loss": loss, **{f"d_{n}": g for n, g in grad(loss, w).items()}})
-        applied = apply(model, {"mesh": {"tensor": 2}, **regions})
+        applied = apply_plan(model, {"mesh": {"tensor": 2}, **regions})
         assert [applied.placements[f"{n}.weight"] for n in w] == [{"tensor": Shard(dim)} for dim in placed]
         rng = np.random.default_rng(3)
         arrays = {
@@ -115,15 +115,15 @@ class TestCasts:
 
 class TestProblems:
     def layers(self, count):
-        h = argument("x", (8, 8))
+        h = input("x", (8, 8))
         for i in range(count):
-            with signal(f"layer{i}"):
-                h = relu(h @ argument(f"w{i}", (8, 8)))
+            with region(f"layer{i}"):
+                h = relu(h @ input(f"w{i}", (8, 8)))
         return h
 
     def lines(self, graph, plan):
-        with pytest.raises(ConfigError) as error:
-            apply(graph, plan)
+        with pytest.raises(InputError) as error:
+            apply_plan(graph, plan)
         return str(error.value).splitlines()[1:]
 
     MESH = {"a": 2, "b": 1}  # noqa: RUF012 - read alone

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import dask_ferro as ff
-from dask_ferro.graph.ir.regions import signal
+import dask_ferro.tensor as ft
+from dask_ferro.graph.ir.regions import region
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, input
 
 SEQUENCE, WIDTH, HEADS, HIDDEN = 8, 8, 4, 16
 NORMS = ("g1", "b1", "g2", "b2")
@@ -58,13 +58,13 @@ def transformer(
         for i in range(layers)
         for name, shape in SHAPES.items()
     }
-    given = [argument(name, ("N", sequence, WIDTH), dtype) for name in "xt"]
-    x, t = given if half is None else [ff.astype(value, half) for value in given]
-    used = params if half is None else {name: ff.astype(p, half) for name, p in params.items()}
+    given = [input(name, ("N", sequence, WIDTH), dtype) for name in "xt"]
+    x, t = given if half is None else [ft.astype(value, half) for value in given]
+    used = params if half is None else {name: ft.astype(p, half) for name, p in params.items()}
     for i in range(layers):
-        with signal(f"layer{i}"):
+        with region(f"layer{i}"):
             x = _block(x, {name: used[f"{name}{i}"] for name in SHAPES}, i)
-    with signal("loss"):
+    with region("loss"):
         return Transformer(params, x, nn.mse_loss(x, t))
 
 
@@ -72,18 +72,18 @@ def _block(x: Tensor, p: dict[str, Tensor], number: int) -> Tensor:
     length = x.shape[1]
 
     def heads(a: Tensor) -> Tensor:
-        return ff.permute_dims(ff.reshape(a, (-1, length, HEADS, WIDTH // HEADS)), (0, 2, 1, 3))
+        return ft.permute_dims(ft.reshape(a, (-1, length, HEADS, WIDTH // HEADS)), (0, 2, 1, 3))
 
-    with signal("norm1"):
+    with region("norm1"):
         n = nn.layer_norm(x, (WIDTH,), p["g1"], p["b1"])
-    with signal("attention"):
+    with region("attention"):
         a = nn.scaled_dot_product_attention(*(heads(n @ p[w]) for w in ("wq", "wk", "wv")), is_causal=True)
-        joined = ff.reshape(ff.permute_dims(a, (0, 2, 1, 3)), (-1, length, WIDTH))
+        joined = ft.reshape(ft.permute_dims(a, (0, 2, 1, 3)), (-1, length, WIDTH))
         a = nn.linear(joined, p["wo"], p["bo"])
     x = x + nn.dropout(a, 0.25, seed=1, layer=f"attention {number}")
-    with signal("norm2"):
+    with region("norm2"):
         n = nn.layer_norm(x, (WIDTH,), p["g2"], p["b2"])
-    with signal("mlp"):
+    with region("mlp"):
         h = nn.linear(nn.gelu(nn.linear(n, p["up"], p["bup"])), p["down"], p["bdown"])
     return x + nn.dropout(h, 0.25, seed=1, layer=f"mlp {number}")
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.ir.regions import region
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, input
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,10 +35,10 @@ def _weight(rng: np.random.Generator, *shape: int, name: str | None = None) -> T
 def mlp(layers: int = 9, width: int = 6, seed: int = 0) -> Net:
     """Layers one after the other, each in a signal of its own."""
     rng = np.random.default_rng(seed)
-    h, t = argument("x", ("N", width), np.float64), argument("t", ("N", width), np.float64)
+    h, t = input("x", ("N", width), np.float64), input("t", ("N", width), np.float64)
     params = []
     for i in range(layers):
-        with signal(f"layer{i}"):
+        with region(f"layer{i}"):
             layer = {"w": _weight(rng, width, width, name=f"w{i}"), "b": _weight(rng, width, name=f"b{i}")}
             # Not `nn.linear`, whose transposed weight depends on no activation, so that its task may run ahead.
             h = nn.relu(h @ layer["w"] + layer["b"])
@@ -49,7 +49,7 @@ def mlp(layers: int = 9, width: int = 6, seed: int = 0) -> Net:
 def tied(layers: int = 8, width: int = 5, seed: int = 3) -> Net:
     """One weight for all layers, and a skip from the first to the last: values and gradients cross several chunks."""
     rng = np.random.default_rng(seed)
-    x, t = argument("x", ("N", width), np.float64), argument("t", ("N", width), np.float64)
+    x, t = input("x", ("N", width), np.float64), input("t", ("N", width), np.float64)
     w, scale = _weight(rng, width, width, name="w"), _weight(rng, width, name="scale")
     first = h = nn.sigmoid(x @ w)
     for _ in range(layers):
@@ -60,12 +60,12 @@ def tied(layers: int = 8, width: int = 5, seed: int = 3) -> Net:
 def transformer(layers: int = 3, width: int = 8, seed: int = 5) -> Net:
     """Blocks of attention and a feed-forward part, with residuals; rows are the sequence."""
     rng = np.random.default_rng(seed)
-    h, t = argument("x", ("N", width), np.float64), argument("t", ("N", width), np.float64)
+    h, t = input("x", ("N", width), np.float64), input("t", ("N", width), np.float64)
     params = []
     for i in range(layers):
         p = {name: _weight(rng, width, width) for name in ("q", "k", "v", "up", "down")}
         p["scale"] = _weight(rng, width)
-        with signal(f"block{i}"):
+        with region(f"block{i}"):
             n = nn.layer_norm(h, (width,), p["scale"])
             h = h + nn.scaled_dot_product_attention(n @ p["q"], n @ p["k"], n @ p["v"])
             h = h + nn.gelu(nn.layer_norm(h, (width,), p["scale"]) @ p["up"]) @ p["down"]

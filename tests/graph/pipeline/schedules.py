@@ -7,7 +7,7 @@ from simulated.pipeline import StageSeconds
 
 from dask_ferro.graph.pipeline.action import Action, dependencies
 from dask_ferro.graph.pipeline.named import NAMES, rounds, usual_chunks
-from dask_ferro.graph.pipeline.named import schedule as named_schedule
+from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 
 SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 12), st.integers(2, 4))
@@ -21,7 +21,7 @@ def sized(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
 
 
 def makespan(name: str, p: int, m: int, seconds: StageSeconds, chunks: int = 2) -> float:
-    """The seconds of a schedule by the table of `ff.schedule`, for all m.
+    """The seconds of a schedule by the table of `fp.make_schedule`, for all m.
 
     With fewer micro-batches than stages a chunk's first one is not back when its last one has left, which interleaved
     chunks wait for too.
@@ -40,7 +40,9 @@ def makespan(name: str, p: int, m: int, seconds: StageSeconds, chunks: int = 2) 
 
 
 def activations(name: str, p: int, m: int, chunks: int = 2) -> tuple[int, ...]:
-    """The activations that each stage keeps by the table of `ff.schedule`; none keeps more than its chunks have."""
+    """The activations that each stage keeps by the table of `fp.make_schedule`; none keeps more than its chunks
+    have.
+    """
     ahead = (chunks - 1) * rounds(p, m)[0]
     each = chunks if name == "interleaved" else usual_chunks(name)
     full = {

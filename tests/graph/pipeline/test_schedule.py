@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.named import schedule as by_name
+from dask_ferro.graph.pipeline.named import make_schedule as by_name
 from dask_ferro.graph.pipeline.schedule import Schedule, problems
 from tests.each import every
 from tests.graph.pipeline.schedules import SIZES as ANY_SIZES
@@ -87,7 +87,7 @@ def test_an_action_needs(action, needs):
     ],
 )  # fmt: skip
 def test_lists_that_cannot_run_are_refused(rows, problem):
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(InputError, match=problem):
         schedule(*rows)
 
 
@@ -148,7 +148,7 @@ def test_what_is_written_is_read(one):
 
 def test_wrong_texts_are_told_by_stage_and_action():
     with pytest.raises(
-        ConfigError, match=r"stage 0, action 1: got '0G0', wanted(.|\n)*stage 1, action 0: got ''"
+        InputError, match=r"stage 0, action 1: got '0G0', wanted(.|\n)*stage 1, action 0: got ''"
     ):
         Schedule.of([["0F0", "0G0"], [""]])
 
@@ -245,7 +245,7 @@ def test_every_known_schedule_is_complete_and_in_order_and_keeps_its_bound(size)
     ],
 )  # fmt: skip
 def test_schedules_that_do_not_exist_are_refused(arguments, problem):
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(InputError, match=problem):
         by_name(*arguments)
 
 

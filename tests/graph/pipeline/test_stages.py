@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from dask_ferro.engines import array
 from dask_ferro.engines.executable import nodes_between
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.pipeline.stages import balance, cut_stages
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.emit import build
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from tests.each import every
 from tests.graph.pipeline.chunks import pieces
 from tests.graph.pipeline.nets import mlp, tied, transformer
@@ -187,10 +187,10 @@ def test_a_parameter_given_twice_is_one_input():
     ],
 )
 def test_signals_that_cannot_be_stages_are_refused(signals, said):
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         cut(mlp(layers=2), 2, signals)
 
 
 def test_fewer_nodes_than_chunks_are_refused():
-    with pytest.raises(ConfigError, match="got 1 nodes to cut into 2 chunks"):
-        cut_stages({"y": nn.relu(argument("x", ("N",)))}, None, chunks=2)
+    with pytest.raises(InputError, match="got 1 nodes to cut into 2 chunks"):
+        cut_stages({"y": nn.relu(input("x", ("N",)))}, None, chunks=2)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.pipelining import schedules as theirs
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
-from dask_ferro.graph.pipeline.named import schedule as named_schedule
+from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 from tests.each import every
 
@@ -77,7 +77,7 @@ def test_our_gpipe_is_theirs(p, m):
 def test_their_1f1b_is_refused_as_its_last_stage_counts_from_one():
     order = of_one(theirs.Schedule1F1B, 4, 8)
     with pytest.raises(
-        ConfigError, match=r"chunk 3, micro-batch 0: got B,(.|\n)*chunk 3, micro-batch 8: got F,"
+        InputError, match=r"chunk 3, micro-batch 0: got B,(.|\n)*chunk 3, micro-batch 8: got F,"
     ):
         read(order)
     found, ours = lists(order), named_schedule("1f1b", 4, 8).stages

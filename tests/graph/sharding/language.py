@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.ir.regions import signal
+from dask_ferro.graph.ir.regions import region
 from dask_ferro.graph.sharding.placements import Shard
 from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.propagate import propagate
@@ -20,7 +20,7 @@ from dask_ferro.graph.sharding.spmd import Spmd, lower
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import to_model
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 
 ENTRIES, WIDTH, ROWS, LENGTH = 32, 6, 4, 3
 HIDDEN = 4 * WIDTH
@@ -36,9 +36,9 @@ class Language(NamedTuple):
 def language(dtype: Any = np.float64, entries: int = ENTRIES, **loss: Any) -> Language:
     """Embedding, one block, logits by the same table, cross entropy, and the gradients of all weights."""
     shapes = {"table": (entries, WIDTH), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
-    w = {name: argument(name, shape, dtype) for name, shape in shapes.items()}
-    ids, labels = (argument(name, (ROWS, LENGTH), np.int64) for name in ("ids", "labels"))
-    with signal("words"):
+    w = {name: input(name, shape, dtype) for name, shape in shapes.items()}
+    ids, labels = (input(name, (ROWS, LENGTH), np.int64) for name in ("ids", "labels"))
+    with region("words"):
         h = nn.embedding(ids, w["table"])
     h = h + nn.gelu(h @ w["up"]) @ w["down"]
     losses = nn.cross_entropy(h @ xp.permute_dims(w["table"], (1, 0)), labels, axis=-1, **loss)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.sharding.parts import local_shape, part
 from dask_ferro.graph.sharding.placements import Partial, Shard
@@ -139,5 +139,5 @@ def test_any_layout_becomes_any_other(data):
 
 @pytest.mark.parametrize("axes", [{}, {"x": 0}, {"x": 2.5}, {"x": True}], ids=str)
 def test_a_mesh_has_axes_of_one_rank_or_more(axes):
-    with pytest.raises(ConfigError, match="axes of 1 rank or more"):
+    with pytest.raises(InputError, match="axes of 1 rank or more"):
         Mesh(axes)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.graph.sharding.segments import cut, is_collective
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import build
@@ -30,15 +31,15 @@ PLANS = {
 @cache
 def model(plan):
     """Return loss, gradients and a sum of three layers of products, sharded."""
-    x = ff.argument("x", (8, 6))
-    weights = {"up": ff.argument("up", (6, 12)), "down": ff.argument("down", (12, 6))}
+    x = ft.input("x", (8, 6))
+    weights = {"up": ft.input("up", (6, 12)), "down": ft.input("down", (12, 6))}
     h = x
     for _ in range(3):
-        h = h + ff.nn.relu(h @ weights["up"]) @ weights["down"]
-    loss = ff.mean(h * h)
-    ends = {f"d {name}": g for name, g in ff.grad(loss, weights).items()}
-    built = build({"loss": loss, "sum": ff.sum(ff.tanh(x), axis=1), **ends}, [x, *weights.values()])
-    return lower(ff.apply(built, PLANS[plan]).shard()).model
+        h = h + ft.nn.relu(h @ weights["up"]) @ weights["down"]
+    loss = ft.mean(h * h)
+    ends = {f"d {name}": g for name, g in ft.grad(loss, weights).items()}
+    built = build({"loss": loss, "sum": ft.sum(ft.tanh(x), axis=1), **ends}, [x, *weights.values()])
+    return lower(ff.apply_plan(built, PLANS[plan]).shard()).model
 
 
 @pytest.mark.parametrize("plan", PLANS)

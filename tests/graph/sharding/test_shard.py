@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError, UnsupportedOp
+from dask_ferro.errors import InputError, UnsupportedOpError
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.sharding.propagate import propagate
@@ -267,26 +267,26 @@ MESH3 = Mesh({"tensor": 3})
 )
 def test_placements_that_cannot_be_are_named(placed, said):
     net = mlp(rows=2)
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(said)):
         propagate(net.model, infer(net.model), MESH3, by_axis(MESH3, placed))
 
 
 def test_all_wrong_placements_are_told_at_once():
     net = mlp()
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(InputError) as caught:
         propagate(net.model, infer(net.model), MESH3, by_axis(MESH3, {"a": R, "up0": S(5), "x": S(9)}))
     assert len(str(caught.value).splitlines()) == 4
 
 
 def test_axes_that_do_not_divide_together_are_refused():
     net = mlp(rows=6)
-    with pytest.raises(ConfigError, match="its dimension 0 is 6, which 4 ranks do not divide"):
+    with pytest.raises(InputError, match="its dimension 0 is 6, which 4 ranks do not divide"):
         propagate(net.model, infer(net.model), Mesh({"a": 2, "b": 2}), {"x": {"a": S(0), "b": S(-2)}})
 
 
 def test_an_open_batch_has_to_be_given_a_size():
     net = mlp(rows="N")
-    with pytest.raises(ConfigError, match=r"'N'; give it a size, as in dims=\{'N': 16\}"):
+    with pytest.raises(InputError, match=r"'N'; give it a size, as in dims=\{'N': 16\}"):
         propagate(net.model, infer(net.model), Mesh({"data": 2}), {"x": {"data": S(0)}})
     plan = propagate(net.model, infer(net.model, dims={"N": 4}), Mesh({"data": 2}), {"x": {"data": S(0)}})
     assert plan.outputs == ((S(0),),)
@@ -303,10 +303,10 @@ def test_what_is_not_split_may_stay_open():
 def test_random_numbers_and_a_graph_that_is_sharded_are_refused():
     net = Net({"x": (4, 8)})
     net.end(y=net.op("Add", "x", net.op("RandomNormalLike", "x")))
-    with pytest.raises(UnsupportedOp, match="different ones on each rank; give it the attribute `seed`"):
+    with pytest.raises(UnsupportedOpError, match="different ones on each rank; give it the attribute `seed`"):
         propagate(net.model, infer(net.model), Mesh({"data": 2}), {})
     _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
-    with pytest.raises(UnsupportedOp, match="sharded already"):
+    with pytest.raises(UnsupportedOpError, match="sharded already"):
         propagate(spmd.model, infer(spmd.model), Mesh({"tensor": 2}), {})
 
 
@@ -315,12 +315,12 @@ def test_control_flow_is_refused():
         y = If (c) <then_branch = t () => (float[4] a) {a = Relu(x)}, else_branch = e () => (float[4] b) {b = Neg(x)}>
     }"""
     model = load(written(text)).model
-    with pytest.raises(UnsupportedOp, match="has bodies; only graphs without control flow are sharded"):
+    with pytest.raises(UnsupportedOpError, match="has bodies; only graphs without control flow are sharded"):
         propagate(model, infer(model), Mesh({"data": 2}), {"x": {"data": S(0)}})
 
 
 @pytest.mark.parametrize(("feeds", "got"), [({}, "nothing"), ({"x": np.zeros((4, 4))}, "shape (4, 4)")])
 def test_inputs_that_do_not_fit_are_named(feeds, got):
     _, spmd = mlp().sharded(Mesh({"tensor": 2}), column_row())
-    with pytest.raises(ConfigError, match=re.escape(f"input 'x': want shape (8, 8), got {got}")):
+    with pytest.raises(InputError, match=re.escape(f"input 'x': want shape (8, 8), got {got}")):
         spmd.split(feeds)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -130,7 +130,7 @@ def test_an_output_that_may_stay_in_terms_may_be_a_mean_or_complete():
     assert plan.outputs == ((Partial("mean"),),)
     plan, _ = net.sharded(Mesh({"t": 2}), {"x": S(1)}, outputs={"y": P})
     assert (plan.collectives, plan.outputs) == ({"AllGather": 1}, ((R,),))
-    with pytest.raises(ConfigError, match=r"is R and wanted as P: a complete value"):
+    with pytest.raises(InputError, match=r"is R and wanted as P: a complete value"):
         net.sharded(Mesh({"t": 2}), {"reducemean_0": P})
 
 

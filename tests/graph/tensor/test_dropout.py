@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.ir.regions import region
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import to_model
-from dask_ferro.graph.tensor.tensor import Tensor, argument
+from dask_ferro.graph.tensor.tensor import Tensor, input
 from tests.each import every
 from tests.graph.sharding.shard_run import evaluate_sharded
 
@@ -96,14 +96,14 @@ def test_splitmix_is_the_published_one():
 def test_the_bits_are_those_of_squares(shape, names):
     data = np.ones(shape)
     for step in (0, 3, 2**40):
-        y = dropped(argument("x", names, np.float64), step=step)
+        y = dropped(input("x", names, np.float64), step=step)
         wanted = np.where(kept(shape, 0.4, 11, "a", step), data / LEFT, 0.0)
         np.testing.assert_allclose(values(y, {"x": data})["y"], wanted, rtol=1e-15, err_msg=f"step {step}")
 
 
 def test_a_seed_and_a_step_that_are_inputs_give_the_same():
-    x = argument("x", ("N", 6, 4))
-    y = dropped(x, seed=argument("seed", (), np.int64), step=argument("step", (), np.int32))
+    x = input("x", ("N", 6, 4))
+    y = dropped(x, seed=input("seed", (), np.int64), step=input("step", (), np.int32))
     feeds = {"x": X.astype(np.float32), "seed": np.asarray(-5), "step": np.asarray(9, np.int32)}
     wanted = np.where(kept(SHAPE, 0.4, -5, "a", 9), feeds["x"] / np.float32(LEFT), np.float32(0))
     for found in (values(y, feeds), by_onnxruntime(y, feeds), by_reference(to_model(y), feeds)):
@@ -114,7 +114,7 @@ def test_a_seed_and_a_step_that_are_inputs_give_the_same():
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_half_precision_drops_the_same(dtype):
     data = np.ones(SHAPE, dtype)
-    y = dropped(argument("x", SHAPE, dtype))
+    y = dropped(input("x", SHAPE, dtype))
     assert y.type.dtype.numpy() == dtype
     found = by_reference(to_model(y), {"x": data})["y"]
     np.testing.assert_array_equal(found != 0, kept(SHAPE, 0.4, 11, "a"))
@@ -122,7 +122,7 @@ def test_half_precision_drops_the_same(dtype):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_as_many_are_dropped_as_asked_for_and_neighbours_are_independent(rate):
-    x = argument("x", (200, 300), np.float64)
+    x = input("x", (200, 300), np.float64)
     masks = {name: dropped(x, rate, layer=name) for name in "ab"} | {"c": dropped(x, rate, layer="a", step=1)}
     found = {name: y == 0 for name, y in values(masks, {"x": np.ones((200, 300))}).items()}
     # Five standard deviations of 60,000 draws.
@@ -141,13 +141,13 @@ def test_as_many_are_dropped_as_asked_for_and_neighbours_are_independent(rate):
 
 
 def test_rates_of_0_and_1():
-    x = argument("x", SHAPE, np.float64)
+    x = input("x", SHAPE, np.float64)
     assert dropped(x, 0.0) is x
     assert not values(dropped(x, 1.0), {"x": X})["y"].any()
 
 
 def test_a_gradient_passes_where_an_element_is_kept():
-    x = argument("x", SHAPE, np.float64)
+    x = input("x", SHAPE, np.float64)
     found = values({"g": grad((dropped(x) * x).sum(), x)}, {"x": X}, [x])["g"]
     np.testing.assert_allclose(found, np.where(kept(SHAPE, 0.4, 11, "a"), 2 * X / LEFT, 0), rtol=1e-14)
 
@@ -156,15 +156,15 @@ def test_a_gradient_passes_where_an_element_is_kept():
 
 
 def test_micro_batches_with_their_rows_drop_what_the_whole_batch_does():
-    x, rows = argument("x", ("N", 6, 4), np.float64), argument("rows", ("N",), np.int64)
+    x, rows = input("x", ("N", 6, 4), np.float64), input("rows", ("N",), np.int64)
     y = dropped(x, rows=rows)
     parts = [values(y, {"x": X[i : i + 3], "rows": np.arange(i, min(i + 3, 8))})["y"] for i in (0, 3, 6)]
     np.testing.assert_array_equal(np.concatenate(parts), values(dropped(x), {"x": X})["y"])
 
 
 def training(options: dict[str, Any] | None = None) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
-    x, w = argument("x", (8, 6), np.float64), argument("w", (6, 128), np.float64)
-    with signal("layer"):
+    x, w = input("x", (8, 6), np.float64), input("w", (6, 128), np.float64)
+    with region("layer"):
         h = dropped(nn.relu(x @ w), **(options or {}))
     loss = (h * h).sum()
     rng = np.random.default_rng(3)
@@ -186,7 +186,7 @@ PLANS = {
 def test_ranks_drop_what_one_process_does(name):
     outputs, feeds = training()
     whole = values(outputs, feeds)
-    found = evaluate_sharded(apply(to_model(outputs), PLANS[name]).spmd(), feeds)
+    found = evaluate_sharded(apply_plan(to_model(outputs), PLANS[name]).spmd(), feeds)
     np.testing.assert_array_equal(found["h"] == 0, whole["h"] == 0)
     assert 0 < (whole["h"] == 0).sum() < whole["h"].size
     for key, wanted in whole.items():
@@ -196,7 +196,7 @@ def test_ranks_drop_what_one_process_does(name):
 @pytest.mark.parametrize(("name", "ranks"), [("data", 2), ("columns", 2), ("data and columns", 4)])
 def test_each_rank_draws_the_bits_of_its_part_alone(name, ranks):
     outputs, _ = training()
-    spmd = apply(to_model(outputs), PLANS[name]).spmd()
+    spmd = apply_plan(to_model(outputs), PLANS[name]).spmd()
     shifts = [node for node in spmd.model.graph if node.op_type == "BitShift"]
     drawn = {tuple(node.outputs[0].shape.numpy()) for node in shifts}
     # A draw is for four elements.
@@ -214,5 +214,5 @@ def test_each_rank_draws_the_bits_of_its_part_alone(name, ranks):
     ],
 )
 def test_is_refused(options, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        dropped(argument("x", SHAPE), **options)
+    with pytest.raises(InputError, match=re.escape(said)):
+        dropped(input("x", SHAPE), **options)

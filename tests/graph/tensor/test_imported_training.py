@@ -13,16 +13,16 @@ from onnx import numpy_helper
 from torch import nn as torch_nn
 
 import dask_ferro as ff
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.onnx_inference import folded
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.self_contained import content
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.tensor.emit import build, save_onnx
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.tensor import argument, asarray, constant_of
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import asarray, constant_of, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
@@ -35,7 +35,7 @@ W = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32)  # ove
 @pytest.fixture(params=["inside", "beside"])
 def path(request, tmp_path):
     """A model of one product, whose weight lies in its file or beside it."""
-    model = build(argument("x", ("N", 64)) @ asarray(W, name="w")).model
+    model = build(input("x", ("N", 64)) @ asarray(W, name="w")).model
     at = str(tmp_path / "m.onnx")
     ir.save(model, at, external_data="m.data" if request.param == "beside" else None)
     return at
@@ -52,9 +52,9 @@ class TestMappedWeights:
     def test_run_in_ranks_and_in_a_pipeline(self, path):
         model = from_model(load(path).model)
         y = model.outputs["y"]
-        found = gather(Ranks.of(apply({"y": y}))({"x": X}), scheduler="sync")["y"]
+        found = gather(Ranks.of(apply_plan({"y": y}))({"x": X}), scheduler="sync")["y"]
         np.testing.assert_allclose(found, X @ W, rtol=1e-4, atol=1e-4)
-        step = parallel((y * y).mean(), params=model.weights, stages=1, micro_batches=2)(X)
+        step = parallelize((y * y).mean(), params=model.weights, stages=1, micro_batches=2)(X)
         loss, _ = step.compute(scheduler="sync")
         np.testing.assert_allclose(loss, ((X @ W) ** 2).mean(), rtol=1e-4)
 
@@ -83,7 +83,7 @@ def test_more_weights_than_a_message_holds_are_refused_with_the_remedy(tmp_path)
     end = ir.Value(name="y", type=ir.TensorType(tensor.dtype), shape=tensor.shape)
     graph = ir.Graph([], [end], nodes=[ir.Node("", "Identity", [value], outputs=[end])], initializers=[value],
                      opset_imports={"": 21})  # fmt: skip
-    with pytest.raises(ConfigError, match=r"weights are 2147483648 bytes.*ff.save_onnx"):
+    with pytest.raises(InputError, match=r"weights are 2147483648 bytes.*dask_ferro.tensor.save_onnx"):
         content(ir.Model(graph, ir_version=10))
 
 
@@ -91,7 +91,7 @@ def test_more_weights_than_a_message_holds_are_refused_with_the_remedy(tmp_path)
 def test_values_without_dimensions_come_late_as_scalars_of_numpys(scalar):
     import dask
 
-    y = argument("x", (3,)) * argument("s", ())
+    y = input("x", (3,)) * input("s", ())
     model = ff.from_onnx(content(build(y).model))
     late = dask.delayed(lambda: scalar)()
     found = model({"x": np.ones(3, np.float32), "s": late}).compute(scheduler="sync")

@@ -9,10 +9,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import to_model
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from tests.each import every
 
 from .runs import by_onnxruntime, values
@@ -45,14 +45,14 @@ CAUSAL = np.where(np.tri(5, dtype=bool), 0, -np.inf)
     ids=["conv2d", "max_pool2d", "avg_pool2d"],
 )
 def test_the_size_of_an_image_may_be_open(layer):
-    y, known = (layer(argument("x", shape)) for shape in (("N", 3, "H", "W"), IMAGE.shape))
+    y, known = (layer(input("x", shape)) for shape in (("N", 3, "H", "W"), IMAGE.shape))
     assert y.shape == ("N", known.shape[1], None, None)
     found, wanted = by_onnxruntime(y, {"x": IMAGE})["y"], values(known, {"x": IMAGE})["y"]
     np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)
 
 
 def test_causal_attention_may_have_open_lengths():
-    x = argument("x", ("N", "T", 4))
+    x = input("x", ("N", "T", 4))
     y = nn.scaled_dot_product_attention(x, x, x, is_causal=True)
     assert y.shape == ("N", "T", 4)
     wanted = softmax(TOKENS @ TOKENS.swapaxes(1, 2) / 2 + CAUSAL) @ TOKENS
@@ -61,12 +61,12 @@ def test_causal_attention_may_have_open_lengths():
 
 def test_groups_of_channels_are_convolved_apart():
     weight = normal(6, 1, 3, 3)
-    y = nn.conv2d(argument("x", ("N", 3, "H", "W")), weight, normal(6), groups=3)
+    y = nn.conv2d(input("x", ("N", 3, "H", "W")), weight, normal(6), groups=3)
     assert y.shape == ("N", 6, None, None)
 
 
 def test_labels_may_be_of_unknown_number():
-    x, labels = argument("x", (None, 4)), argument("t", ("N",), np.int64)
+    x, labels = input("x", (None, 4)), input("t", ("N",), np.int64)
     loss = nn.cross_entropy(x, labels, reduction="none")
     feeds = {"x": TOKENS[0], "t": LABELS[0]}
     wanted = -np.log(np.take_along_axis(softmax(TOKENS[0]), LABELS[0][:, None], -1))[:, 0]
@@ -74,12 +74,12 @@ def test_labels_may_be_of_unknown_number():
 
 
 def test_padding_keeps_a_named_size():
-    x = argument("x", ("N", 3, "H", "W"))
+    x = input("x", ("N", 3, "H", "W"))
     assert nn.conv2d(x, KERNEL, padding=1).shape == ("N", 4, "H", "W")
 
 
 def test_a_transformer_block_is_a_model_that_onnx_accepts():
-    x = argument("x", ("N", "T", 8))
+    x = input("x", ("N", "T", 8))
     h = x + nn.scaled_dot_product_attention(*(nn.linear(x, normal(8, 8)) for _ in range(3)), is_causal=True)
     h = h + nn.linear(nn.gelu(nn.linear(h, normal(16, 8))), normal(8, 16))
     y = nn.layer_norm(h, (8,))
@@ -100,10 +100,10 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
         pytest.param(lambda x: nn.layer_norm(x, normal(4)), "wanted the last dimensions of", id="a weight as a shape"),
         pytest.param(lambda x: nn.layer_norm(x, (6,)), "normalized_shape: got (6,), wanted the last dimensions of"
             " <Tensor x: float32(6, 4)>, such as (4,)", id="the shape of other dimensions"),
-        pytest.param(lambda x: nn.rms_norm(argument("h", ("N", "D")), ("D",)), "rms_norm: weight: got none, wanted one",
+        pytest.param(lambda x: nn.rms_norm(input("h", ("N", "D")), ("D",)), "rms_norm: weight: got none, wanted one",
             id="no weight of unknown size"),
         pytest.param(lambda x: nn.conv2d(x, KERNEL), "(batch, channels, height, width)", id="no image"),
-        pytest.param(lambda x: nn.conv2d(argument("i", (1, 2, 9, 9)), KERNEL), "2 channels",
+        pytest.param(lambda x: nn.conv2d(input("i", (1, 2, 9, 9)), KERNEL), "2 channels",
             id="channels that do not meet"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(7, np.int64)),
             "target: got <Tensor constant: int64(7,)>, wanted (6,), one for each sample", id="labels that differ"),
@@ -121,7 +121,7 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
             id="a bias of another length"),
         pytest.param(lambda x: nn.conv2d(IMAGE, normal(4, 1, 3, 3), groups=3), "4 channels out in 3 groups",
             id="groups that do not divide the channels out"),
-        pytest.param(lambda x: nn.conv2d(IMAGE, argument("w", (4, None, 3, 3)), groups=2),
+        pytest.param(lambda x: nn.conv2d(IMAGE, input("w", (4, None, 3, 3)), groups=2),
             "3 channels in in 2 groups", id="groups that do not divide the channels in"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6)), "target: takes int32 or int64 indices",
             id="labels in floats"),
@@ -148,10 +148,10 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
             id="targets that differ"),
         pytest.param(lambda x: nn.cross_entropy(x, np.zeros(6, np.int64), label_smoothing=1.5),
             "label_smoothing: got 1.5", id="labels that are too smooth"),
-        pytest.param(lambda x: nn.scaled_dot_product_attention(*[argument("q", ("T", "D"))] * 3), "give a scale",
+        pytest.param(lambda x: nn.scaled_dot_product_attention(*[input("q", ("T", "D"))] * 3), "give a scale",
             id="attention of unknown size"),
     ],
 )  # fmt: skip
 def test_is_refused(call, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        call(argument("x", (6, 4)))
+    with pytest.raises(InputError, match=re.escape(said)):
+        call(input("x", (6, 4)))

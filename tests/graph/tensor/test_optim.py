@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
-from dask_ferro.graph.tensor.tensor import Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, input
 from tests.each import every
 
 from .runs import by_reference, computed, values
@@ -24,7 +24,7 @@ GRADIENTS = [np.array([0.5, 1.0, -1.0]), np.array([-0.25, 0.5, 2.0]), np.array([
 
 def steps(optimizer, count: int = 3) -> list[np.ndarray]:
     """The parameter after each step: one model, whose outputs are its next inputs."""
-    w, g = asarray(W, name="w"), argument("g", (3,), np.float64)
+    w, g = asarray(W, name="w"), input("g", (3,), np.float64)
     state = optimizer.init(w)
     after, new_state = optimizer.step(w, g, state)
     before, behind = (
@@ -63,7 +63,7 @@ def test_steps_are_pytorchs(call):
 
 
 def test_a_rate_may_be_a_tensor():
-    rate, w, g = argument("rate", ()), argument("w", (3,), np.float64), argument("g", (3,), np.float64)
+    rate, w, g = input("rate", ()), input("w", (3,), np.float64), input("g", (3,), np.float64)
     after, _ = SGD(rate).step(w, g, {})
     model = build(after).model
     found = computed(model, {"rate": np.float32(0.5), "w": W, "g": GRADIENTS[0]})
@@ -71,7 +71,7 @@ def test_a_rate_may_be_a_tensor():
 
 
 def test_parameters_are_trees_of_any_form():
-    params = {"layers": [{"w": argument("w", (2, 3)), "b": argument("b", (3,))}], "scale": argument("s", ())}
+    params = {"layers": [{"w": input("w", (2, 3)), "b": input("b", (3,))}], "scale": input("s", ())}
     optimizer = Adam(0.1)
     state = optimizer.init(params)
     after, state = optimizer.step(params, params, state)
@@ -85,7 +85,7 @@ def test_parameters_are_trees_of_any_form():
 @every("scale", [1.0, 1e-3], ids=["gradients of 1", "gradients whose squares are no float16"])
 @every("optimizer", [Adam(0.1), AdamW(0.1, weight_decay=0.1)], ids=["Adam", "AdamW"])
 def test_adam_of_half_precision_differs_by_the_last_rounding_alone(optimizer, scale, dtype):
-    w, g = asarray(W.astype(dtype), name="w"), argument("g", (3,), dtype)
+    w, g = asarray(W.astype(dtype), name="w"), input("g", (3,), dtype)
     state = optimizer.init(w)
     after, new = optimizer.step(w, g, state)
     kinds = [t.dtype.name for t in (after, new["step"], new["mean"], new["square"])]
@@ -134,19 +134,19 @@ def test_trees_are_paired_by_key_and_keep_their_form():
         pytest.param(lambda: SGD(0.1, nesterov=True), "nesterov without momentum", id="nothing to look ahead by"),
         pytest.param(lambda: Adam(betas=(0.9, 1.0)), "betas: ", id="a beta of 1"),
         pytest.param(lambda: Adam(weight_decay=-0.1), "weight_decay: ", id="decay below 0"),
-        pytest.param(lambda: Adam().init(argument("w", ("N",))), "unknown size", id="a parameter of unknown size"),
-        pytest.param(lambda: SGD(0.1).step([argument("w", (2,))], [], {}),
+        pytest.param(lambda: Adam().init(input("w", ("N",))), "unknown size", id="a parameter of unknown size"),
+        pytest.param(lambda: SGD(0.1).step([input("w", (2,))], [], {}),
             "1 and 0 tensors do not match: [0] is in one only", id="gradients that are missing"),
-        pytest.param(lambda: SGD(0.1).step({"w": argument("w", (2,))}, {"v": argument("v", (2,))}, {}),
+        pytest.param(lambda: SGD(0.1).step({"w": input("w", (2,))}, {"v": input("v", (2,))}, {}),
             "['w'], ['v'] is in one only", id="gradients of other names"),
-        pytest.param(lambda: SGD(0.1).step({"w": argument("w", (2, 3))}, {"w": argument("g", (3,))}, {}),
+        pytest.param(lambda: SGD(0.1).step({"w": input("w", (2, 3))}, {"w": input("g", (3,))}, {}),
             "grads ['w']: got (3,), wanted (2, 3)", id="a gradient that would broadcast"),
-        pytest.param(lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), Adam().init(argument("v", (1,)))),
+        pytest.param(lambda: Adam().step(input("w", (2,)), input("g", (2,)), Adam().init(input("v", (1,)))),
             "mean the only tensor: got (1,), wanted (2,)", id="the state of another parameter"),
-        pytest.param(lambda: SGD(0.1, momentum=0.9).step(argument("w", (2,)), argument("g", (2,)), {}),
+        pytest.param(lambda: SGD(0.1, momentum=0.9).step(input("w", (2,)), input("g", (2,)), {}),
             "SGD: state: got [], without ['velocity']; begin with state = optimizer.init(params)",
             id="no velocity to begin with"),
-        pytest.param(lambda: Adam().step(argument("w", (2,)), argument("g", (2,)), {"step": asarray(0.0)}),
+        pytest.param(lambda: Adam().step(input("w", (2,)), input("g", (2,)), {"step": asarray(0.0)}),
             "Adam: state: got ['step'], without ['mean', 'square']", id="half a state"),
         pytest.param(lambda: Adam(eps=-1), "eps: got -1, wanted a number from 0 on", id="eps below 0"),
         pytest.param(lambda: Adam(betas=(0.9, 0.99, 0.999)), "betas: got (0.9, 0.99, 0.999), wanted two",
@@ -154,5 +154,5 @@ def test_trees_are_paired_by_key_and_keep_their_form():
     ],
 )  # fmt: skip
 def test_is_refused(call, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(said)):
         call()

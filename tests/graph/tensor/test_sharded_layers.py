@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import to_model
-from dask_ferro.graph.tensor.tensor import Tensor, argument
+from dask_ferro.graph.tensor.tensor import Tensor, input
 from tests.each import every
 from tests.graph.sharding.shard_run import assert_same, evaluate_sharded
 
@@ -51,12 +51,12 @@ PLANS = {
 @every("plan", PLANS)
 @every("name", LAYERS)
 def test_ranks_give_the_numbers_of_one_process(name, plan):
-    x, w = argument("x", (8, 6), np.float64), argument("w", (6, 6), np.float64)
+    x, w = input("x", (8, 6), np.float64), input("w", (6, 6), np.float64)
     y = LAYERS[name](x, w)
     loss = (y * RNG.standard_normal(y.shape)).sum()
     outputs = {"y": y, "loss": loss, "dx": grad(loss, x), "dw": grad(loss, w)}
     feeds = {"x": RNG.standard_normal((8, 6)), "w": RNG.standard_normal((6, 6))}
-    spmd = apply(to_model(outputs), PLANS[plan]).spmd()
+    spmd = apply_plan(to_model(outputs), PLANS[plan]).spmd()
     found = evaluate_sharded(spmd, feeds)
     wanted = values(outputs, feeds)
     assert_same(found, wanted)

@@ -9,9 +9,9 @@ import array_api_strict as strict
 import numpy as np
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from tests.each import each, every
 from tests.pages import ROOT
 
@@ -128,7 +128,7 @@ def test_equals_the_standard(name):
     def equals(dtype):
         given = [a if dtype is None else a.astype(dtype) for a in arrays]
         wanted = by_standard(fn, given)
-        y = fn(xp, *(argument(f"x{i}", a.shape, a.dtype) for i, a in enumerate(given)))
+        y = fn(xp, *(input(f"x{i}", a.shape, a.dtype) for i, a in enumerate(given)))
         assert (y.dtype, y.shape) == (wanted.dtype, wanted.shape)
         agree(values(y, {f"x{i}": a for i, a in enumerate(given)})["y"], wanted)
 
@@ -146,7 +146,7 @@ def test_equals_the_standard_through_onnxruntime(name):
 
     def equals(dtype):
         given = [a.astype(dtype) for a in arrays]
-        y = fn(xp, *(argument(f"x{i}", a.shape, a.dtype) for i, a in enumerate(given)))
+        y = fn(xp, *(input(f"x{i}", a.shape, a.dtype) for i, a in enumerate(given)))
         agree(by_onnxruntime(y, {f"x{i}": a for i, a in enumerate(given)})["y"], by_standard(fn, given))
 
     lacking = {"float64"} if name in WITHOUT_DOUBLE else set()
@@ -159,7 +159,7 @@ def test_floor_divide_of_floats(dtype):
     a, b = LEFT.astype(dtype), RIGHT.astype(dtype)
     with np.errstate(all="ignore"):
         wanted = np.where(np.isinf(a), a / b, np.floor_divide(a, b))
-    y = xp.floor_divide(argument("a", a.shape, dtype), argument("b", b.shape, dtype))
+    y = xp.floor_divide(input("a", a.shape, dtype), input("b", b.shape, dtype))
     for computed in (values, by_onnxruntime):
         agree(computed(y, {"a": a, "b": b})["y"], wanted)
 
@@ -169,7 +169,7 @@ def test_division_near_whole_numbers_is_that_of_python(dtype):
     divisors = np.array([0.1, 0.3, 0.7, 3.0, -0.1, 1e-3]).astype(dtype)
     a = (divisors[:, None] * np.arange(-50, 50)).astype(dtype)
     b = np.broadcast_to(divisors[:, None], a.shape).copy()
-    quotient, rest = divmod(argument("a", a.shape, dtype), argument("b", b.shape, dtype))
+    quotient, rest = divmod(input("a", a.shape, dtype), input("b", b.shape, dtype))
     found = values({"q": quotient, "r": rest}, {"a": a, "b": b})
     np.testing.assert_array_equal(found["q"], np.floor_divide(a, b))
     np.testing.assert_array_equal(found["r"], np.remainder(a, b))
@@ -236,18 +236,18 @@ OPEN = {
 def test_an_open_batch_runs_in_onnxruntime(name):
     data = RNG.standard_normal((5, 4)).astype(np.float32)
     wanted = by_standard(OPEN[name], [data])
-    y = OPEN[name](xp, argument("x", ("N", 4)))
+    y = OPEN[name](xp, input("x", ("N", 4)))
     got = by_onnxruntime(y, {"x": data})["y"]
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=1e-6)
 
 
 def test_signbit_of_nan_is_false():
-    assert not values(xp.signbit(argument("x", (2,))), {"x": np.float32([np.nan, -np.nan])})["y"].any()
+    assert not values(xp.signbit(input("x", (2,))), {"x": np.float32([np.nan, -np.nan])})["y"].any()
 
 
 def test_isin():
-    x, y = argument("x", (4, 3), np.int64), argument("y", (2,), np.int64)
+    x, y = input("x", (4, 3), np.int64), input("y", (2,), np.int64)
     found = values(
         {"in": xp.isin(x, y), "out": xp.isin(x, y, invert=True)}, {"x": MATRIX, "y": np.array([-1, 2])}
     )
@@ -269,10 +269,10 @@ def test_dtypes_are_the_standards(first):
         try:
             wanted = strict.result_type(*pair)
         except TypeError:
-            with pytest.raises(ConfigError, match="do not mix"):
+            with pytest.raises(InputError, match="do not mix"):
                 xp.result_type(first, second)
             continue
-        assert str(xp.result_type(first, argument("x", (), second))) == str(wanted).rpartition(".")[2]
+        assert str(xp.result_type(first, input("x", (), second))) == str(wanted).rpartition(".")[2]
         assert xp.can_cast(first, second) == strict.can_cast(*pair)
     kinds = (
         "bool",
@@ -337,5 +337,5 @@ REFUSED: list[tuple[Any, str]] = [
 
 @every(("call", "said"), [pytest.param(c, s, id=s[:40]) for c, s in REFUSED])
 def test_is_refused(call, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        call(argument("x", ("N", 4)), argument("i", (3, 4), np.int64))
+    with pytest.raises(InputError, match=re.escape(said)):
+        call(input("x", ("N", 4)), input("i", (3, 4), np.int64))

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.model.load import load
@@ -26,7 +26,7 @@ from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.dims import resolve_shape
 from dask_ferro.graph.tensor.emit import build, save_onnx, to_model
 from dask_ferro.graph.tensor.from_model import from_model
-from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorType, argument, asarray
+from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorType, asarray, input
 from tests.each import every
 
 from .runs import by_onnxruntime, values
@@ -36,7 +36,7 @@ W = np.random.default_rng(5).standard_normal((4, 3)).astype(np.float32)
 
 
 def x_() -> Any:
-    return argument("x", ("N", 4))
+    return input("x", ("N", 4))
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_named_dimensions(fn, shape):
             id="so are integers"),
         pytest.param(lambda: xp.sum(asarray(np.int32([1]))), "int64", id="small integers are summed in 64 bits"),
         pytest.param(lambda: asarray([1.0]) < 2, "bool", id="comparisons are bools"),
-        pytest.param(lambda: argument("h", (2,), ml_dtypes.bfloat16) + 1, "bfloat16", id="bfloat16 is a float"),
+        pytest.param(lambda: input("h", (2,), ml_dtypes.bfloat16) + 1, "bfloat16", id="bfloat16 is a float"),
         pytest.param(lambda: asarray([1]).astype(np.float64) / 2, "float64", id="a cast"),
     ],
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_dtypes(make, dtype):
 
 REFUSED = [
     ("sizes that differ", lambda x: x + asarray(W), "shapes (N, 4) and (4, 3) do not broadcast: 'N' against 4"),
-    ("two names", lambda x: x + argument("z", ("M", 4)), "'N' against 'M'"),
+    ("two names", lambda x: x + input("z", ("M", 4)), "'N' against 'M'"),
     ("a name and a size", lambda x: x + X, "'N' against 5"),
     ("rows that do not meet", lambda x: x @ x, "4 columns do not match 'N' rows"),
     ("floats with integers", lambda x: x + asarray([1, 2, 3, 4]), "float32 with int64 do not mix"),
@@ -183,10 +183,10 @@ REFUSED = [
     ("an array of it", lambda x: np.asarray(x), "is lazy and has no value yet"),
     ("a loop over it", lambda x: list(x), "is lazy and has no value yet"),
     ("a dtype of nothing", lambda x: x.astype("M8[s]"), "ONNX has no"),
-    ("a name of nothing", lambda x: argument("", (2,)), "a name is a string"),
-    ("a size below 0", lambda x: argument("a", (-1,)), "a dimension is a size"),
+    ("a name of nothing", lambda x: input("", (2,)), "a name is a string"),
+    ("a size below 0", lambda x: input("a", (-1,)), "a dimension is a size"),
     ("an output that is none", lambda x: to_model([x, 1]), "outputs are tensors"),
-    ("two arguments of a name", lambda x: to_model(x + argument("x", ("N", 4))), "two arguments are named 'x'"),
+    ("two arguments of a name", lambda x: to_model(x + input("x", ("N", 4))), "two arguments are named 'x'"),
     ("an output named as an input", lambda x: to_model({"x": x + 1}), "names an input and an output"),
     ("a computed input", lambda x: to_model(x + 1, [x + 1]), "is computed and cannot be an input"),
 ]  # fmt: skip
@@ -194,7 +194,7 @@ REFUSED = [
 
 @every(("call", "said"), [pytest.param(c, s, id=i) for i, c, s in REFUSED])
 def test_is_refused_as_one_writes(call, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(said)):
         call(x_())
 
 
@@ -227,7 +227,7 @@ def test_a_model_passes_onnx_checks_and_our_loader():
 
 def test_a_transpose_back_is_what_was_transposed():
     # Else the gradient of a layer keeps each weight's transpose from the forward to the backward.
-    x, w = argument("x", (3, 4)), asarray(X, name="w")
+    x, w = input("x", (3, 4)), asarray(X, name="w")
     y = nn.linear(x, w)
     model = to_model({"y": y, "back": xp.permute_dims(w.mT, (1, 0)) * 2, "dx": grad((y * y).sum(), x)})
     transposed = [node for node in model.graph if node.op_type == "Transpose"]
@@ -236,7 +236,7 @@ def test_a_transpose_back_is_what_was_transposed():
 
 def test_a_transpose_of_another_domain_is_no_transpose():
     kind = TensorType(ir.DataType.FLOAT, (4, 3))
-    turned = Tensor(Node("Transpose", (argument("x", (3, 4)),), (kind,), {"perm": (1, 0)}, "theirs"), 0, kind)
+    turned = Tensor(Node("Transpose", (input("x", (3, 4)),), (kind,), {"perm": (1, 0)}, "theirs"), 0, kind)
     ops = [(node.domain, node.op_type) for node in to_model({"y": turned.mT}).graph]
     assert ops == [("theirs", "Transpose"), ("", "Transpose")]
 
@@ -249,7 +249,7 @@ def test_equal_nodes_and_constants_are_written_once():
 
 
 def test_outputs_have_their_names_and_inputs_their_order():
-    x, z = x_(), argument("z", ("N", 4))
+    x, z = x_(), input("z", ("N", 4))
     h = x + z
     model = to_model({"h": h, "again": h, "same": x, "w_out": asarray(W, name="w")}, [z])
     assert [v.name for v in model.graph.outputs] == ["h", "again", "same", "w_out"]
@@ -282,7 +282,7 @@ def test_a_constant_is_a_weight_or_an_input_bound_to_its_value():
 )
 def test_a_dask_array_is_an_argument_bound_to_it(mix, dims):
     data = da.from_array(X, chunks=(2, 4))
-    built = build(mix(argument("x", (5, 4)), data))
+    built = build(mix(input("x", (5, 4)), data))
     assert [v.name for v in built.model.graph.inputs] == ["x", "input_0"]
     assert isinstance(built.bound["input_0"], da.Array)
     assert tuple(built.model.graph.outputs[0].shape) == dims
@@ -300,7 +300,7 @@ def test_what_nobody_holds_is_freed():
 
 
 def test_a_deep_graph_is_no_deep_recursion():
-    x = argument("x", ())
+    x = input("x", ())
     y = x
     for _ in range(3000):
         y = y + 1
@@ -308,7 +308,7 @@ def test_a_deep_graph_is_no_deep_recursion():
 
 
 def test_tensors_and_files_mix():
-    inner = to_model({"s": xp.exp(argument("a", ("rows", 4))) @ asarray(W, name="w")})
+    inner = to_model({"s": xp.exp(input("a", ("rows", 4))) @ asarray(W, name="w")})
     x = x_()
     scores = from_model(inner, {"a": x * 2}).outputs["s"]
     assert scores.shape == ("N", 3)
@@ -323,11 +323,11 @@ SIZES = st.lists(st.integers(1, 3), max_size=3).map(tuple)
 @settings(max_examples=40, deadline=None)
 @given(SIZES, SIZES)
 def test_broadcasting_is_numpys(a, b):
-    x, y = argument("a", a), argument("b", b)
+    x, y = input("a", a), input("b", b)
     try:
         wanted = np.broadcast_shapes(a, b)
     except ValueError:
-        with pytest.raises(ConfigError, match="do not broadcast"):
+        with pytest.raises(InputError, match="do not broadcast"):
             x + y
     else:
         assert (x + y).shape == wanted
@@ -339,7 +339,7 @@ def test_slices_are_numpys(rows, first, second):
     data = np.arange(rows * 4, dtype=np.float64).reshape(rows, 4)
     before_the_start = (first.step or 1) < 0 and (first.start or 0) < -rows  # where ONNX departs from numpy
     for shape in ((rows, 4), *([] if before_the_start else [("N", 4)])):
-        y = argument("x", shape, np.float64)[first, second]
+        y = input("x", shape, np.float64)[first, second]
         assert np.array_equal(values(y, {"x": data})["y"], data[first, second])
 
 
@@ -353,7 +353,7 @@ def test_a_reshape_to_any_grouping_is_known(dims, random):
 
 
 def test_a_file_in_no_folder_is_refused_and_no_folder_is_made(tmp_path):
-    x = argument("x", (2,), "float32")
-    with pytest.raises(ConfigError, match=r"folder '.*no' does not exist"):
+    x = input("x", (2,), "float32")
+    with pytest.raises(InputError, match=r"folder '.*no' does not exist"):
         save_onnx(x + x, tmp_path / "no" / "a.onnx")
     assert not (tmp_path / "no").exists()

@@ -56,7 +56,7 @@ def test_numbers_that_the_dtype_holds_are_taken(dtype, given):
     ids=lambda v: type(v).__name__,
 )
 def test_what_it_does_not_hold_is_refused_by_name(dtype, given):
-    with pytest.raises(ff.ConfigError, match="input 'x'"):
+    with pytest.raises(ff.InputError, match="input 'x'"):
         echo(dtype)({"x": given})
 
 
@@ -68,12 +68,12 @@ def test_an_initializer_that_is_an_input_is_a_default(inputs, chunks):
     m = ff.from_onnx(made)
     lazy = da.from_array(x, chunks=chunks)
     for given, wanted in (({"x": x}, 2), ({"x": x, "scale": five}, 5), ({"scale": five * 2, "x": x}, 10)):
-        for y in (m(given, batch=chunks[0]), m({**given, "x": lazy})):
+        for y in (m(given, batch_size=chunks[0]), m({**given, "x": lazy})):
             np.testing.assert_array_equal(y.compute(scheduler="sync"), x * wanted)
         np.testing.assert_array_equal(m.predict(given), x * wanted)
     made.ir_version = 3
     for model_, name in ((m, "other"), (ff.from_onnx(made), "scale")):
-        with pytest.raises(ff.ConfigError, match=f"unknown input '{name}'"):
+        with pytest.raises(ff.InputError, match=f"unknown input '{name}'"):
             model_({"x": x, name: five})
 
 
@@ -82,7 +82,7 @@ def test_an_initializer_that_is_an_input_is_a_default(inputs, chunks):
 def test_texts_of_each_dtype_of_numpy_are_taken(dtype, lazy):
     texts = np.array(["a", "", "bytes: é"], dtype)
     assert echo(TensorProto.STRING)({"x": lazy(texts)}).compute(scheduler="sync").tolist() == list(texts)
-    with pytest.raises(ff.ConfigError, match="input 'x' has dtype"):
+    with pytest.raises(ff.InputError, match="input 'x' has dtype"):
         echo(FLOAT)({"x": lazy(texts)}).compute(scheduler="sync")
 
 
@@ -96,7 +96,7 @@ def test_an_object_that_numpy_reads_is_an_array():
     assert echo()(Held()).compute(scheduler="sync").tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["batch", "self", "args"])
+@pytest.mark.parametrize("name", ["batch_size", "self", "args"])
 def test_an_input_may_have_any_name_in_a_dict(name):
     x = np.ones(2, np.float32)
     assert echo(name=name)({name: x}).compute(scheduler="sync").tolist() == [1, 1]
@@ -104,6 +104,6 @@ def test_an_input_may_have_any_name_in_a_dict(name):
 
 def test_an_input_named_as_an_argument_is_told_of():
     x = np.ones(2, np.float32)
-    with pytest.raises(ff.ConfigError, match="pass inputs as a dict"):
-        echo(name="batch")(batch=x)
+    with pytest.raises(ff.InputError, match="pass inputs as a dict"):
+        echo(name="batch_size")(batch_size=x)
     assert echo(name="self")(self=x).compute(scheduler="sync").tolist() == [1, 1]

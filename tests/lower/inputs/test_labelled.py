@@ -46,7 +46,7 @@ def two():
 @every("batch", [None, 3])
 @every("granularity", ["auto", "op", "model"])
 def test_dimensions_and_coordinates_of_the_batch_are_kept(given, batch, granularity):
-    got = ff.from_onnx(mlp(), granularity=granularity)(given, batch=batch)
+    got = ff.from_onnx(mlp(), granularity=granularity)(given, batch_size=batch)
     assert isinstance(got, xr.DataArray)
     assert isinstance(got.data, da.Array)
     assert (got.name, got.dims) == ("scores", ("time", "scores_dim_1"))
@@ -106,10 +106,10 @@ def test_a_model_of_batch_1_runs_row_by_row(given):
 def test_predict_computes_at_once_with_labels():
     model = ff.from_onnx(mlp())
     got = model.predict(A)
-    assert model.predict(A.T, dims="time", batch=2).identical(got)
+    assert model.predict(A.T, dims="time", batch_size=2).identical(got)
     assert type(got.data) is np.ndarray
     assert got.identical(model(A).compute(scheduler="sync"))
-    with pytest.raises(ff.ConfigError, match="is lazy"):
+    with pytest.raises(ff.InputError, match="is lazy"):
         model.predict(CHUNKED)
     assert ff.from_onnx(mlp(rows=1)).predict(A).dims == ("time", "scores_dim_1")
 
@@ -119,7 +119,7 @@ def test_predict_computes_at_once_with_labels():
 
 @pytest.mark.parametrize("given", [A, CHUNKED], ids=["numpy", "dask"])
 def test_several_outputs_are_a_dataset(given):
-    got = ff.from_onnx(diamond())(given.isel(band=slice(4)), batch=4)
+    got = ff.from_onnx(diamond())(given.isel(band=slice(4)), batch_size=4)
     assert list(got.data_vars) == ["total", "b0", "b1", "b2"]
     assert set(got.coords) == {"time", "night", "site"}
     for name, value in diamond_reference(X[:, :4]).items():
@@ -179,13 +179,13 @@ REFUSED = {
 @every("name", REFUSED)
 def test_what_is_ambiguous_is_refused_with_a_remedy(name):
     call, words = REFUSED[name]
-    with pytest.raises(ff.ConfigError, match=words):
+    with pytest.raises(ff.InputError, match=words):
         call()
 
 
 def test_chunks_that_combine_rows_are_refused_as_those_of_dask_arrays():
     model = ff.from_onnx(written("(float[N,6] x) => (float[N,6] y) { y = Softmax <axis = 0> (x) }"))
-    with pytest.raises(ff.ConfigError, match="rows"):
+    with pytest.raises(ff.InputError, match="rows"):
         model(CHUNKED)
     assert model(A).dims == ("time", "y_dim_1")
 

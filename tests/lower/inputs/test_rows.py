@@ -51,8 +51,8 @@ def secretly_centered():
 
 def test_a_model_that_combines_rows_runs_on_all_of_them(tmp_path):
     with dask.config.set(scheduler="sync"):
-        got = ff.from_onnx(centered())(X, batch=10).compute()
-    ff.run(centered(), X, tmp_path / "y.npy", batch=10, progress=False)
+        got = ff.from_onnx(centered())(X, batch_size=10).compute()
+    ff.predict_files(centered(), X, tmp_path / "y.npy", batch_size=10, progress=False)
     for rows in (got, np.load(tmp_path / "y.npy")):
         close(rows, X - X.mean(0))
 
@@ -62,10 +62,10 @@ COMBINE_ROWS = {
     "tried on a few": (secretly_centered, r"model 'secret': .* 'y' of 6 rows differ when they are cut"),
 }
 CUTS = {
-    "batch": lambda m, sink: m(X, batch=5),
+    "batch": lambda m, sink: m(X, batch_size=5),
     "dask": lambda m, sink: m(da.from_array(X, chunks=(5, 6))),
     "dask, row by row": lambda m, sink: m(da.from_array(X, chunks=(1, 6))),
-    "run": lambda m, sink: ff.run(m, X, sink, batch=4, progress=False),
+    "run": lambda m, sink: ff.predict_files(m, X, sink, batch_size=4, progress=False),
 }
 
 
@@ -83,7 +83,7 @@ CUTS = {
 def test_what_no_engine_computes_is_refused_in_words_where_rows_are_cut(nodes, cut):
     text = f"(float[N,6] x) => (float[N,6] y) {{ {nodes} }}"
     m = ff.from_onnx(written(text, {"zero": [0], "one": [1], "nine": [9]}, opset=17))
-    with pytest.raises((ff.ConfigError, ff.ModelError), match=r"Gather|Slice|output y"):
+    with pytest.raises((ff.InputError, ff.ModelError), match=r"Gather|Slice|output y"):
         CUTS[cut](m, None).compute(scheduler="sync")
 
 
@@ -91,7 +91,7 @@ def test_what_no_engine_computes_is_refused_in_words_where_rows_are_cut(nodes, c
 @pytest.mark.parametrize("name", COMBINE_ROWS)
 def test_a_model_that_combines_rows_is_not_cut(name, cut, tmp_path):
     make, said = COMBINE_ROWS[name]
-    with pytest.raises(ff.ConfigError, match=said):
+    with pytest.raises(ff.InputError, match=said):
         CUTS[cut](ff.from_onnx(make()), tmp_path / "y.npy")
     assert not (tmp_path / "y.npy").exists()
 
@@ -99,10 +99,10 @@ def test_a_model_that_combines_rows_is_not_cut(name, cut, tmp_path):
 def test_a_model_that_may_combine_rows_is_warned_of_once():
     m = ff.from_onnx(unsure())
     with pytest.warns(UserWarning, match=r"'loop' \(Loop\) has a body, which is not looked into"):
-        m(X, batch=5)
+        m(X, batch_size=5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        m(X, batch=2)
+        m(X, batch_size=2)
 
 
 def gelu(*after, **outputs):
@@ -134,8 +134,8 @@ OF_ALL_ROWS = {
 @pytest.mark.parametrize("make", OF_ALL_ROWS.values(), ids=list(OF_ALL_ROWS))
 def test_an_output_that_has_no_rows_is_not_put_together_of_chunks(make):
     x = np.ones((6, 4, 5), np.float32)
-    with pytest.raises(ff.ConfigError, match="output 'z' is not made of the rows"):
-        ff.from_onnx(make())(x, batch=2).compute(scheduler="sync")
+    with pytest.raises(ff.InputError, match="output 'z' is not made of the rows"):
+        ff.from_onnx(make())(x, batch_size=2).compute(scheduler="sync")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_batch_axis_without_a_name_is_cut(outputs):
     m = ff.from_onnx(proto)
     assert "unk__" not in repr(m)
     with dask.config.set(scheduler="sync"):
-        close(m(X, batch=4).compute(), mlp_reference(X))
+        close(m(X, batch_size=4).compute(), mlp_reference(X))
         close(m(da.from_array(X, chunks=(5, 6))).compute(), mlp_reference(X))
 
 
@@ -157,19 +157,19 @@ def total(rows):
 
 def test_more_rows_than_one_need_an_output_with_rows():
     assert total(1)(X[:1]).compute(scheduler="sync") == pytest.approx(X[:1].sum(), rel=1e-5)
-    with pytest.raises(ff.ConfigError, match="fixed at 1, and it was given more"):
+    with pytest.raises(ff.InputError, match="fixed at 1, and it was given more"):
         total(1)(X)
 
 
 def test_a_fixed_batch_is_not_cut_into_smaller_ones():
     m = ff.from_onnx(model([node("Relu", ["x"], ["y"])], {"x": [4, 6]}, {"y": [4, 6]}))
-    with pytest.raises(ff.ConfigError, match="fixed at 4 rows"):
-        m(X[:4], batch=2)
+    with pytest.raises(ff.InputError, match="fixed at 4 rows"):
+        m(X[:4], batch_size=2)
 
 
 def test_batch_rechunks_a_dask_array():
     m = ff.from_onnx(mlp())
-    cut = m(da.from_array(X, chunks=(5, 6)), batch=4)
+    cut = m(da.from_array(X, chunks=(5, 6)), batch_size=4)
     assert cut.chunks[0] == (4, 4, 2)
     close(cut.compute(scheduler="sync"), mlp_reference(X))
 
@@ -184,7 +184,7 @@ def test_two_inputs_of_unknown_chunk_sizes_are_taken_chunk_by_chunk():
     m = ff.from_onnx(model(nodes, {"a": ["N", 6], "b": ["N", 6]}, {"y": ["N", 6]}))
     u = unknown()
     np.testing.assert_allclose(m(u, u).compute(scheduler="sync"), 2 * X, rtol=1e-6)
-    with pytest.raises(ff.ConfigError, match="chunked differently"):
+    with pytest.raises(ff.InputError, match="chunked differently"):
         m(u, da.from_array(X, chunks=(10, 6)))
 
 
@@ -193,12 +193,12 @@ def test_an_input_in_chunks_that_is_taken_whole_is_named_with_its_remedy():
         model([node("MatMul", ["x", "s"], ["y"])], {"x": ["N", 6], "s": ["K", 2]}, {"y": ["N", 2]})
     )
     said = r"input 's' is taken whole and comes in 2 chunks; make it one chunk with .rechunk\(-1\)"
-    with pytest.raises(ff.ConfigError, match=said):
+    with pytest.raises(ff.InputError, match=said):
         m(X, da.from_array(X[:6, :2], chunks=(3, 2)))
 
 
 def test_what_a_model_gives_in_chunks_is_an_input_of_the_next():
-    first = ff.from_onnx(mlp())(X, batch=5)
+    first = ff.from_onnx(mlp())(X, batch_size=5)
     second = ff.from_onnx(model([node("Neg", ["s"], ["y"])], {"s": ["N", 3]}, {"y": ["N", 3]}))(first)
     assert second.chunks == ((5, 5), (3,))
     close(second.compute(scheduler="sync"), -mlp_reference(X))
@@ -219,13 +219,13 @@ def added(names, rows=None):
 @every(
     "call",
     [
-        lambda m: m(A, B, batch=1),
-        lambda m: m(A, B, batch=4),
-        lambda m: m(A, B, batch=100),
+        lambda m: m(A, B, batch_size=1),
+        lambda m: m(A, B, batch_size=4),
+        lambda m: m(A, B, batch_size=100),
         lambda m: m(da.from_array(A, chunks=(2, 1)), da.from_array(B, chunks=(2, 1))),
         lambda m: m(da.from_array(A, chunks=(4, 1)), B),
         lambda m: m(A, da.from_array(B, chunks=(1, 1))),
-        lambda m: m(da.from_array(A, chunks=(6, 1)), da.from_array(B, chunks=(6, 1)), batch=4),
+        lambda m: m(da.from_array(A, chunks=(6, 1)), da.from_array(B, chunks=(6, 1)), batch_size=4),
     ],
 )
 def test_inputs_without_a_common_name_are_cut_together(names, call):
@@ -234,8 +234,8 @@ def test_inputs_without_a_common_name_are_cut_together(names, call):
 
 
 def test_inputs_of_other_lengths_are_not_cut_beside_each_other():
-    with pytest.raises(ff.ConfigError, match=r"do not go with all of 'b', so name .* with batched="):
-        ff.from_onnx(added((None, None)))(A, B[:3], batch=3)
+    with pytest.raises(ff.InputError, match=r"do not go with all of 'b', so name .* with batch_inputs="):
+        ff.from_onnx(added((None, None)))(A, B[:3], batch_size=3)
 
 
 def gathered():
@@ -246,7 +246,7 @@ def gathered():
 
 def test_a_table_with_as_many_rows_goes_whole_to_each_chunk():
     ids = np.array([1, 0, 5, 2, 2, 3])
-    got = ff.from_onnx(gathered())(ids, X[:6], batch=2).compute(scheduler="sync")
+    got = ff.from_onnx(gathered())(ids, X[:6], batch_size=2).compute(scheduler="sync")
     np.testing.assert_array_equal(got, X[ids])
 
 
@@ -255,13 +255,15 @@ def test_inputs_are_cut_as_they_are_named(tmp_path):
     ids = np.array([1, 0, 5, 2, 2, 3])
     want = table[ids]
     for how in ("i", ("i",), ["i"]):
-        got = ff.from_onnx(gathered())(ids, table, batch=2, batched=how).compute(scheduler="sync")
+        got = ff.from_onnx(gathered())(ids, table, batch_size=2, batch_inputs=how).compute(scheduler="sync")
         np.testing.assert_array_equal(got, want)
-        got = ff.from_onnx(gathered(), batch=2, batched=how)(ids, table).compute(scheduler="sync")
+        got = ff.from_onnx(gathered(), batch_size=2, batch_inputs=how)(ids, table).compute(scheduler="sync")
         np.testing.assert_array_equal(got, want)
-    with pytest.raises(ff.ConfigError, match="works along the axis of the rows"):
-        ff.from_onnx(gathered())(ids, table, batch=2, batched=("i", "t"))
-    ff.run(gathered(), {"i": ids, "t": table}, tmp_path / "y.npy", batch=2, batched="i", progress=False)
+    with pytest.raises(ff.InputError, match="works along the axis of the rows"):
+        ff.from_onnx(gathered())(ids, table, batch_size=2, batch_inputs=("i", "t"))
+    ff.predict_files(
+        gathered(), {"i": ids, "t": table}, tmp_path / "y.npy", batch_size=2, batch_inputs="i", progress=False
+    )
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), want)
 
 
@@ -275,8 +277,8 @@ def test_inputs_are_cut_as_they_are_named(tmp_path):
     ],
 )
 def test_names_of_inputs_that_cannot_be_cut_are_refused(names, batched, message):
-    with pytest.raises(ff.ConfigError, match=message):
-        ff.from_onnx(added(names))(A, B, batch=2, batched=batched)
+    with pytest.raises(ff.InputError, match=message):
+        ff.from_onnx(added(names))(A, B, batch_size=2, batch_inputs=batched)
 
 
 # The check of each task, where the shape was not known.
@@ -289,7 +291,9 @@ def dropping():
 
 
 @pytest.mark.parametrize("granularity", ["op", "model"])
-@pytest.mark.parametrize("cut", [lambda m, x: m(x, batch=2), lambda m, x: m(da.from_array(x, chunks=(2, 6)))])
+@pytest.mark.parametrize(
+    "cut", [lambda m, x: m(x, batch_size=2), lambda m, x: m(da.from_array(x, chunks=(2, 6)))]
+)
 @pytest.mark.filterwarnings("ignore:model 'dropping'")
 def test_a_task_whose_output_lacks_rows_says_so(granularity, cut):
     x = np.abs(X) + 1
@@ -297,7 +301,7 @@ def test_a_task_whose_output_lacks_rows_says_so(granularity, cut):
     np.testing.assert_array_equal(cut(m, x).compute(scheduler="sync"), x)
     x[3] = 0
     want = r"model 'dropping': output 'y' has 1 rows \(shape \(1, 6\)\) for a chunk of 2 rows, wanted 2"
-    with pytest.raises(ff.ConfigError, match=want):
+    with pytest.raises(ff.InputError, match=want):
         cut(m, x).compute(scheduler="sync")
 
 
@@ -305,7 +309,7 @@ def test_a_task_whose_output_lacks_rows_says_so(granularity, cut):
 @pytest.mark.parametrize("granularity", ["op", "model"])
 def test_a_chunk_that_is_not_as_long_as_its_array_says_is_refused(keep, granularity):
     x = da.from_array(X[:9], chunks=(3, 6)).map_blocks(lambda b: b[keep], dtype=X.dtype, meta=X[:0])
-    with pytest.raises(ff.ConfigError, match="for a chunk of 3"):
+    with pytest.raises(ff.InputError, match="for a chunk of 3"):
         ff.from_onnx(mlp(), granularity=granularity)(x).compute(scheduler="sync")
 
 
@@ -326,21 +330,21 @@ def declared(op, *shape):
 def test_what_is_inferred_wins_over_what_is_declared_and_what_is_seen_over_both(shape, chunks, tmp_path):
     x = np.random.default_rng(3).random((7, 6, 5), np.float32)
     known, unknown = declared("Relu", *shape), declared("Gelu", *shape)
-    for y in (known(x), known(x, batch=3)):
+    for y in (known(x), known(x, batch_size=3)):
         assert y.shape == y.compute(scheduler="sync").shape == x.shape
     for m in (known, unknown):
-        assert m.predict(x).shape == m.predict(x, batch=3).shape == x.shape
+        assert m.predict(x).shape == m.predict(x, batch_size=3).shape == x.shape
     y, z = (m(da.from_array(x, chunks=chunks)) for m in (known, unknown))
     assert (y.shape, known.outputs["y"].shape) == (x.shape, ("N", 6, 5))
     np.testing.assert_array_equal((y + 1).compute(scheduler="sync"), x + 1)
-    ff.run(known, x, tmp_path / "y.npy", batch=3, progress=False)
+    ff.predict_files(known, x, tmp_path / "y.npy", batch_size=3, progress=False)
     for lazy in (z, z.sum()):
         with pytest.raises(ff.ModelError, match=r"'y' has shape \(\d, 6, 5\), wanted \[\?(.|\n)*declares"):
             lazy.compute(scheduler="sync")
     with pytest.raises(
-        ff.ConfigError, match=r"'y' is float32\[3, 6, 5\], wanted float32\[3.*, as the model declares"
+        ff.InputError, match=r"'y' is float32\[3, 6, 5\], wanted float32\[3.*, as the model declares"
     ):
-        ff.run(unknown, x, tmp_path / "z.npy", batch=3, progress=False)
+        ff.predict_files(unknown, x, tmp_path / "z.npy", batch_size=3, progress=False)
 
 
 def test_pieces_that_read_no_rows_check_theirs_too():
@@ -352,13 +356,13 @@ def test_pieces_that_read_no_rows_check_theirs_too():
     x = np.abs(X) + 1
     x[3] = 0
     with pytest.warns(UserWarning, match="may depend"):
-        cut = ff.from_onnx(proto, granularity="op")(x, batch=2)
+        cut = ff.from_onnx(proto, granularity="op")(x, batch_size=2)
     assert len(cut.dask) > 5
-    with pytest.raises(ff.ConfigError, match="output 'z' has 1 rows"):
+    with pytest.raises(ff.InputError, match="output 'z' has 1 rows"):
         cut.compute(scheduler="sync")
 
 
-@pytest.mark.parametrize("cut", [lambda x: {"batch": 3}, lambda x: {}], ids=["batch", "dask"])
+@pytest.mark.parametrize("cut", [lambda x: {"batch_size": 3}, lambda x: {}], ids=["batch", "dask"])
 def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
     made = model(
         [node("MatMul", ["x", "s"], ["y"])], {"x": ["N", 6], "s": ["K", 2]}, {"y": ["N", 2]}, opset=17
@@ -407,8 +411,8 @@ def texts_apart():
 @pytest.mark.parametrize(
     "compute",
     [
-        lambda m, x: m(x, batch=1).compute(),
-        lambda m, x: m(x, batch=1)[:2].compute(),
+        lambda m, x: m(x, batch_size=1).compute(),
+        lambda m, x: m(x, batch_size=1)[:2].compute(),
         lambda m, x: m(da.from_array(x, chunks=2)).compute(),
         lambda m, x: dask.compute(m(da.from_array(x, chunks=2)))[0],
     ],
@@ -418,7 +422,7 @@ def texts_apart():
 def test_chunks_of_other_widths_are_named(compute):
     x = np.array(["a", "b c", "d e f", "g"], object)
     want = r"model 'texts': output 'y' has shape .* and .*, wanted the same .* on all rows"
-    with dask.config.set(scheduler="sync"), pytest.raises(ff.ConfigError, match=want):
+    with dask.config.set(scheduler="sync"), pytest.raises(ff.InputError, match=want):
         compute(ff.from_onnx(texts_apart()), x)
 
 
@@ -426,10 +430,10 @@ def test_an_axis_with_the_name_of_the_rows_is_not_cut_beside_them(tmp_path):
     x, m = X[:6], ff.from_onnx(written("(float[N,N] x) => (float[N,N] y) { y = Relu (x) }"))
     close(m(x).compute(scheduler="sync"), x * (x > 0))
     calls = (
-        lambda: m(x, batch=2),
+        lambda: m(x, batch_size=2),
         lambda: m(da.from_array(x, chunks=(3, 6))),
-        lambda: ff.run(m, x, tmp_path / "y.npy", batch=2, progress=False),
+        lambda: ff.predict_files(m, x, tmp_path / "y.npy", batch_size=2, progress=False),
     )
     for call in calls:
-        with pytest.raises(ff.ConfigError, match="axis 1 of input 'x' is 'N' too, the number of all rows"):
+        with pytest.raises(ff.InputError, match="axis 1 of input 'x' is 'N' too, the number of all rows"):
             call()

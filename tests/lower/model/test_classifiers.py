@@ -76,7 +76,7 @@ def test_label_and_scores_are_those_of_the_learner(name, classes):
     for granularity in ("auto", "op", "model"):
         model = ff.from_onnx(proto, granularity=granularity)
         assert_predicts(model(X).compute(scheduler="sync"), learner)
-        assert_predicts(model(X, batch=40).compute(scheduler="sync"), learner)
+        assert_predicts(model(X, batch_size=40).compute(scheduler="sync"), learner)
     assert_predicts(model(da.from_array(X, chunks=(25, 4))), learner)
     assert_predicts(model.predict(X), learner)
     label, scores = model.outputs.values()

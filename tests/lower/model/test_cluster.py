@@ -30,7 +30,7 @@ X = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
 @pytest.mark.parametrize("batch", [None, 3])
 def test_compute(client, granularity, batch):
     x = X[:, :4]
-    y = ff.from_onnx(diamond(), x, batch=batch, granularity=granularity)
+    y = ff.from_onnx(diamond(), x, batch_size=batch, granularity=granularity)
     got = result(client.compute(y))
     for name, wanted in diamond_reference(x).items():
         close(got[name], wanted)
@@ -38,7 +38,7 @@ def test_compute(client, granularity, batch):
 
 
 def test_persist_and_submit_on_its_futures(client):
-    y = client.persist(ff.from_onnx(mlp(), X, batch=5))
+    y = client.persist(ff.from_onnx(mlp(), X, batch_size=5))
     finished(y)
     assert sorted(sum(client.who_has(y).values(), ()))
     close(y.compute(), mlp_reference(X))
@@ -75,7 +75,7 @@ def test_an_error_in_a_task_says_where_and_on_what(client):
     model = ff.from_onnx(mlp())
     later = client.submit(lambda: np.zeros((2, 5), np.float32))  # its shape is not known ahead
     wanted = r"m.*, when the task ran: input 'x' has 5 on axis 1, wanted 6: x: float32\[N, 6\]"
-    with pytest.raises(ff.ConfigError, match=wanted):
+    with pytest.raises(ff.InputError, match=wanted):
         result(client.compute(model(later)))
 
 
@@ -84,7 +84,7 @@ def test_a_changed_file_is_noticed(client, tmp_path):
     path.write_bytes(mlp(seed=11).SerializeToString())
     y = ff.from_onnx(path, X)
     path.write_bytes(mlp(seed=12, hidden=9).SerializeToString())
-    with pytest.raises(ff.ConfigError, match="changed after it was opened"):
+    with pytest.raises(ff.InputError, match="changed after it was opened"):
         result(client.compute(y))
 
 
@@ -97,7 +97,7 @@ def test_a_lost_file_is_named(client, tmp_path):
     other = ff.from_onnx(path, X + 1, granularity="op")
     client.restart()
     path.unlink()
-    with pytest.raises(ff.ConfigError, match="cannot see it"):
+    with pytest.raises(ff.InputError, match="cannot see it"):
         result(client.compute(other))
 
 
@@ -113,7 +113,7 @@ def test_a_copy_travels_when_workers_cannot_see_the_path(client, tmp_path):
         x = np.random.default_rng(1).standard_normal((10, 6), dtype=np.float32)
         open({str(hidden / "m.onnx")!r}, "wb").write(mlp().SerializeToString())
         with distributed.Client({client.scheduler.address!r}) as client:
-            y = ff.from_onnx({str(hidden / "m.onnx")!r}, x, granularity="op", batch=4)
+            y = ff.from_onnx({str(hidden / "m.onnx")!r}, x, granularity="op", batch_size=4)
             np.testing.assert_allclose(client.compute(y).result(), mlp_reference(x), rtol=1e-5)
             print("travelled")
         """)
@@ -142,7 +142,7 @@ def own_client():
 
 def test_a_large_input_outlives_workers_and_restarts(own_client):
     x = _fresh(31)
-    y = ff.from_onnx(mlp(), x, batch=10_000)
+    y = ff.from_onnx(mlp(), x, batch_size=10_000)
     close(y.compute(), mlp_reference(x))
     own_client.restart()
     held = y.persist()

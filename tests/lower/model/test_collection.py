@@ -40,9 +40,9 @@ def test_one_output_computes_to_an_array(scheduler, granularity):
 
 
 WHATEVER = {
-    "numpy": lambda m: m(X, batch=4),
+    "numpy": lambda m: m(X, batch_size=4),
     "dask": lambda m: m(da.from_array(X, chunks=(4, 6))),
-    "pandas": lambda m: m(pd.DataFrame(X), batch=4),
+    "pandas": lambda m: m(pd.DataFrame(X), batch_size=4),
     "delayed": lambda m: m(dask.delayed(X)),
     "lists": lambda m: m(X.tolist()),
     "by name": lambda m: m(x=X),
@@ -62,7 +62,7 @@ def test_a_call_gives_a_dask_array_whatever_it_is_given(given, granularity):
 
 def test_several_outputs_are_a_mapping_that_unpacks_in_order():
     x = X[:, :4]
-    outputs = ff.from_onnx(diamond())(x, batch=4)
+    outputs = ff.from_onnx(diamond())(x, batch_size=4)
     total, b0, b1, b2 = outputs
     assert list(outputs.keys()) == ["total", "b0", "b1", "b2"]
     assert all(type(one) is da.Array and one.chunks == ((4, 4, 2), (4,)) for one in outputs)
@@ -113,7 +113,7 @@ def test_several_outputs_compute_to_a_dict_by_name(scheduler, granularity):
 @every("batch", [1, 3, 4, 10, 100])
 @every("granularity", ["auto", "op"])
 def test_a_batch_cuts_rows_and_joins_them_again(batch, granularity):
-    model = ff.from_onnx(mlp(), batch=batch, granularity=granularity)
+    model = ff.from_onnx(mlp(), batch_size=batch, granularity=granularity)
     assert model(X).numblocks == (-(-10 // batch), 1)
     assert model.planned(X).chunks == -(-10 // batch)
     close(model(X).compute(scheduler="sync"), mlp_reference(X))
@@ -151,7 +151,7 @@ def test_a_batch_of_one_is_split_over_more_rows(granularity):
     model = ff.from_onnx(mlp(rows=1), granularity=granularity)
     assert model(X[:0]).compute(scheduler="sync").shape == (0, 3)
     close(model(X).compute(scheduler="sync"), mlp_reference(X))
-    close(model(X, batch=4).compute(scheduler="sync"), mlp_reference(X))
+    close(model(X, batch_size=4).compute(scheduler="sync"), mlp_reference(X))
     close(model(da.from_array(X, chunks=(5, -1))).compute(scheduler="sync"), mlp_reference(X))
 
 
@@ -209,10 +209,10 @@ def test_same_call_same_keys_in_another_process(tmp_path):
     path.write_bytes(mlp().SerializeToString())
     code = (
         "import dask_ferro as ff, numpy as np, dask; x = np.arange(60, dtype='f4').reshape(10, 6);"
-        f"y = ff.from_onnx({str(path)!r}, x, batch=4, granularity='op');"
+        f"y = ff.from_onnx({str(path)!r}, x, batch_size=4, granularity='op');"
         "print(sorted(map(str, dict(y.__dask_graph__()))), dask.base.tokenize(y))"
     )
-    y = ff.from_onnx(str(path), np.arange(60, dtype="f4").reshape(10, 6), batch=4, granularity="op")
+    y = ff.from_onnx(str(path), np.arange(60, dtype="f4").reshape(10, 6), batch_size=4, granularity="op")
     here = f"{sorted(map(str, dict(y.__dask_graph__())))} {dask.base.tokenize(y)}\n"
     assert ran([sys.executable, "-c", code], check=True).stdout == here
 
@@ -228,7 +228,7 @@ def test_the_graph_that_travels_is_small_whatever_the_chunks():
 
 def test_weights_do_not_travel():
     heavy = mlp(features=6, hidden=50_000)
-    y = ff.from_onnx(heavy, X, batch=5)
+    y = ff.from_onnx(heavy, X, batch_size=5)
     assert len(pickle.dumps(y.__dask_graph__())) < 5_000
 
 
@@ -238,7 +238,7 @@ BAD = {
     "a wrong rank": (lambda m: m(X[0]), r"wanted 2 axes"),
     "an unknown name": (lambda m: m(y=X), r"unknown input 'y', missing input 'x'"),
     "too many arrays": (lambda m: m(X, X), r"got 2 inputs, wanted 1"),
-    "a batch of nothing": (lambda m: m(X, batch=0), r"batch=0"),
+    "a batch of nothing": (lambda m: m(X, batch_size=0), r"batch_size=0"),
     "a dask array of the wrong dtype": (lambda m: m(da.from_array(X.astype("f8"))), r"dtype float64"),
 }
 
@@ -246,7 +246,7 @@ BAD = {
 @pytest.mark.parametrize("claim", BAD)
 def test_refuses(claim):
     call, message = BAD[claim]
-    with pytest.raises(ff.ConfigError, match=message):
+    with pytest.raises(ff.InputError, match=message):
         call(ff.from_onnx(mlp()))
 
 
@@ -256,8 +256,8 @@ def test_outputs_that_are_inputs_or_weights(granularity, batch):
     text = "(float[N,6] x) => (float[N,6] y, float[N,6] x, float[2] w) { y = Relu (x) }"
     proto = written(text, {"w": np.float32([1, 2])})
     if batch is not None:
-        with pytest.raises(ff.ConfigError, match="output 'w' has 2 on axis 0, wanted one for each row"):
-            ff.from_onnx(proto, X, batch=batch).compute(scheduler="sync")
+        with pytest.raises(ff.InputError, match="output 'w' has 2 on axis 0, wanted one for each row"):
+            ff.from_onnx(proto, X, batch_size=batch).compute(scheduler="sync")
         return
     got = ff.from_onnx(proto, X, granularity=granularity).compute(scheduler="sync")
     close(got["y"], np.maximum(X, 0))
@@ -273,11 +273,11 @@ def test_another_fixed_batch_is_a_size_like_any_other():
     for call in (
         fixed,
         fixed.predict,
-        lambda x: fixed(x[:4], batch=2),
+        lambda x: fixed(x[:4], batch_size=2),
         lambda _: fixed(cut),
         lambda _: fixed(table),
     ):
-        with pytest.raises(ff.ConfigError, match=f"( on axis 0, wanted 4|fixed at 4 rows).*{exporter}"):
+        with pytest.raises(ff.InputError, match=f"( on axis 0, wanted 4|fixed at 4 rows).*{exporter}"):
             call(X)
     close(ff.from_onnx(mlp(rows=4), X[:4]).compute(scheduler="sync"), mlp_reference(X[:4]))
 
@@ -285,9 +285,9 @@ def test_another_fixed_batch_is_a_size_like_any_other():
 def test_rows_that_depend_on_each_other_are_not_cut():
     square = ff.from_onnx(written("(float[N,6] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }"))
     close(square(X).compute(scheduler="sync"), X @ X.T)
-    with pytest.raises(ff.ConfigError, match="puts each of them together with the others"):
-        square(X, batch=5).compute(scheduler="sync")
-    with pytest.raises(ff.ConfigError, match="puts each of them together with the others"):
+    with pytest.raises(ff.InputError, match="puts each of them together with the others"):
+        square(X, batch_size=5).compute(scheduler="sync")
+    with pytest.raises(ff.InputError, match="puts each of them together with the others"):
         square(da.from_array(X, chunks=(5, -1)))
 
 
@@ -301,16 +301,16 @@ def add(rows):
 @pytest.mark.parametrize("rows", ["N", 1])
 def test_inputs_of_different_length_are_refused(rows):
     a, b = X[:4, :3], X[:6, :3]
-    with pytest.raises(ff.ConfigError, match=r"differ in length|axis 0"):
+    with pytest.raises(ff.InputError, match=r"differ in length|axis 0"):
         add(rows)(da.from_array(a, chunks=(2, -1)), b)
-    with pytest.raises(ff.ConfigError, match=r"differ in length|axis 0"):
-        add(rows)(a, b, batch=2).compute(scheduler="sync")
+    with pytest.raises(ff.InputError, match=r"differ in length|axis 0"):
+        add(rows)(a, b, batch_size=2).compute(scheduler="sync")
 
 
 def test_what_cannot_be_cut_is_refused():
-    with pytest.raises(ff.ConfigError, match="future or a delayed"):
-        add("N")(X[:4, :3], dask.delayed(lambda: X[:4, :3])(), batch=2).compute(scheduler="sync")
-    with pytest.raises(ff.ConfigError, match="NoneType"):
+    with pytest.raises(ff.InputError, match="future or a delayed"):
+        add("N")(X[:4, :3], dask.delayed(lambda: X[:4, :3])(), batch_size=2).compute(scheduler="sync")
+    with pytest.raises(ff.InputError, match="NoneType"):
         add("N")(X[:4, :3], None)
 
 
@@ -389,7 +389,7 @@ def test_a_repr_never_raises(kind):
     assert "known once it has its inputs" in repr(made)
     assert "known once it has its inputs" in made._repr_html_()
     article = "an" if kind == "optional" else "a"
-    refused = pytest.raises(ff.ConfigError, match=f"is {article} {kind}:")
+    refused = pytest.raises(ff.InputError, match=f"is {article} {kind}:")
     with pytest.warns(UserWarning, match="no inputs"), refused:
         made.compute(scheduler="sync")
 
@@ -444,5 +444,5 @@ def test_a_batch_graph_takes_one_inference_a_size():
     sizes, native = [], inference.types
     inference.types = lambda **k: sizes.append(k["shapes"]["x"][0]) or native(**k)
     for _ in range(3):
-        opened(X, batch=4)
+        opened(X, batch_size=4)
     assert sizes == [251, 509, 4]

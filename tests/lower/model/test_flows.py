@@ -106,7 +106,7 @@ def ways(monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, way: str) -> No
 def test_operators_give_what_onnx_runtime_gives(
     client: Client, cluster: LocalCluster, way: str, batch: int | None, seed: int
 ) -> None:
-    model = ff.from_onnx(wide("Sleep", 0.002), granularity="op", batch=batch)
+    model = ff.from_onnx(wide("Sleep", 0.002), granularity="op", batch_size=batch)
     # Fresh names, and costs that were measured for the next row.
     x = np.random.default_rng(seed).standard_normal((ROWS, WIDTH), dtype=np.float32)
     with pytest.MonkeyPatch.context() as patched:
@@ -125,7 +125,7 @@ def test_a_worker_that_is_killed_changes_no_number(
 ) -> None:
     ways(monkeypatch, cluster, "flow")
     x = np.random.default_rng(0).standard_normal((ROWS, WIDTH), dtype=np.float32)
-    future = client.compute(ff.from_onnx(wide("Sleep", 0.05), granularity="op", batch=5)(x))
+    future = client.compute(ff.from_onnx(wide("Sleep", 0.05), granularity="op", batch_size=5)(x))
     begun(client)
     time.sleep(0.3)
     kill(cluster, next(iter(pids(client).values())))

@@ -31,7 +31,7 @@ def path(tmp_path):
 @every("is_pickled", [False, True])
 def test_the_same_as_the_graph(path, source, granularity, batch, is_pickled):
     given = {"path": path, "bytes": mlp().SerializeToString(), "proto": mlp()}[source]
-    model = ff.from_onnx(given, granularity=granularity, batch=batch)
+    model = ff.from_onnx(given, granularity=granularity, batch_size=batch)
     model = pickle.loads(pickle.dumps(model)) if is_pickled else model
     got = model.predict(X)
     assert type(got) is np.ndarray
@@ -50,18 +50,18 @@ def test_the_same_as_the_graph(path, source, granularity, batch, is_pickled):
     ],
 )
 def test_what_does_not_fit_is_refused(given, words):
-    with pytest.raises(ff.ConfigError, match=words):
+    with pytest.raises(ff.InputError, match=words):
         ff.from_onnx(mlp()).predict(given())
 
 
 def test_inputs_by_position_and_by_name_are_refused():
     for call in ((model := ff.from_onnx(mlp())), model.predict):
-        with pytest.raises(ff.ConfigError, match="by position or by name, not both"):
+        with pytest.raises(ff.InputError, match="by position or by name, not both"):
             call(X, x=X)
         with pytest.raises(
-            ff.ConfigError, match=r"granularity is no input, and options .* batch, batched, dims"
+            ff.InputError, match=r"granularity is no input, and options .* batch_size, batch_inputs, dims"
         ):
-            call(X, batch=3, granularity="op")
+            call(X, batch_size=3, granularity="op")
 
 
 def test_a_model_from_a_file_travels_as_its_path(path):
@@ -75,13 +75,13 @@ def test_a_file_that_is_gone_or_another_one_is_told(path, tmp_path):
     sent = pickle.dumps(ff.from_onnx(path))
     models._models.trim(0)
     onnx.save(diamond(), path)
-    with pytest.raises(ff.ConfigError, match="changed after it was opened"):
+    with pytest.raises(ff.InputError, match="changed after it was opened"):
         pickle.loads(sent)
     (tmp_path / "mlp.onnx").write_bytes(b"no model")
-    with pytest.raises(ff.ConfigError, match="changed after it was opened, and cannot be loaded any more"):
+    with pytest.raises(ff.InputError, match="changed after it was opened, and cannot be loaded any more"):
         pickle.loads(sent)
     (tmp_path / "mlp.onnx").unlink()
-    with pytest.raises(ff.ConfigError, match="this process cannot see it"):
+    with pytest.raises(ff.InputError, match="this process cannot see it"):
         pickle.loads(sent)
 
 

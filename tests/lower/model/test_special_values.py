@@ -57,7 +57,7 @@ def ending_in(op: str):
 @every("op", OPS)
 @every("batch", [None, 2])
 def test_a_special_value_gives_one_result_wherever_a_model_is_cut(op, batch):
-    lazy = {g: ff.from_onnx(ending_in(op), granularity=g)(ROWS, batch=batch) for g in GRANULARITIES}
+    lazy = {g: ff.from_onnx(ending_in(op), granularity=g)(ROWS, batch_size=batch) for g in GRANULARITIES}
     results = {granularity: late.compute(scheduler="sync") for granularity, late in lazy.items()}
     wanted = results["model"]
     for granularity, got in results.items():

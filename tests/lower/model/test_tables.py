@@ -68,14 +68,14 @@ def pandas_of(table: Any) -> Any:
 
 def computed(model: Any, table: Any, how: str) -> Any:
     if how in ("predict", "batch"):
-        return model.predict(table, **({"batch": 5} if how == "batch" else {}))
+        return model.predict(table, **({"batch_size": 5} if how == "batch" else {}))
     return model(table).compute(scheduler="sync")
 
 
 @every("library", LIBRARIES)
 @every("batch", [None, 5])
 def test_a_call_gives_a_dask_array_for_each_output(library: str, batch: int | None) -> None:
-    total, more, town = ff.from_onnx(by_columns())(of(library, sales()), batch=batch)
+    total, more, town = ff.from_onnx(by_columns())(of(library, sales()), batch_size=batch)
     assert total.chunks == ((5, 5, 2),) if batch else ((ROWS,),)
     frame = sales()
     np.testing.assert_allclose(
@@ -174,7 +174,7 @@ def test_a_missing_number_is_a_nan_where_the_input_takes_floats() -> None:
 def test_a_column_that_does_not_fit_is_named(change: Any, words: list[str]) -> None:
     def is_named(way: tuple[str, str]) -> None:
         library, how = way
-        with pytest.raises(ff.ConfigError) as error:
+        with pytest.raises(ff.InputError) as error:
             computed(ff.from_onnx(by_columns()), of(library, sales(**change)), how)
         assert all(word in str(error.value) for word in words), error.value
 
@@ -187,14 +187,14 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (frame, r"'price'.*'count'"),
         (frame[["count"]], "no column for input 'price', input 'city'"),
     ):
-        with pytest.raises(ff.ConfigError, match=words):
+        with pytest.raises(ff.InputError, match=words):
             ff.from_onnx(by_columns()).predict(given)
 
 
 @pytest.mark.parametrize("columns", [COLUMNS[:4], [*COLUMNS, "c6"]])
 def test_a_matrix_of_another_width_is_refused(columns: list[str]) -> None:
     frame = pd.DataFrame(np.zeros((3, len(columns))), columns=columns)
-    with pytest.raises(ff.ConfigError, match=f"{len(columns)} columns .*takes 6"):
+    with pytest.raises(ff.InputError, match=f"{len(columns)} columns .*takes 6"):
         ff.from_onnx(mlp())(frame)
 
 
@@ -250,7 +250,7 @@ def test_what_a_table_may_be(form: Any, outcome: Any) -> None:
 def _check_form(form: Any, outcome: Any, how: str, rows: int) -> None:
     model, frame = ff.from_onnx(by_columns()), sales()[["price", "count", "city"]].iloc[: rows or 1]
     if isinstance(outcome, str):
-        with pytest.raises(ff.ConfigError, match=outcome):
+        with pytest.raises(ff.InputError, match=outcome):
             computed(model, form(frame), how)
         return
     got, full, wanted = computed(model, form(frame.iloc[:rows]), how), form(frame), model.predict(frame)
@@ -276,7 +276,7 @@ def test_a_function_of_partitions_needs_no_meta(how: str, change: Any) -> None:
     table = table[table["id"] < 107]
     lazy = {
         "partitions": lambda: table.map_partitions(model.predict),
-        "batch": lambda: table.map_partitions(model.predict, batch=2),
+        "batch": lambda: table.map_partitions(model.predict, batch_size=2),
         "a function": lambda: table.map_partitions(partial(computed, model, how="predict")),
         "the model": lambda: model(table),
         "overlap": lambda: table.map_overlap(model.predict, 0, 0),
@@ -290,27 +290,27 @@ def test_a_function_of_partitions_needs_no_meta(how: str, change: Any) -> None:
 def test_missing_values_of_the_callers_own_are_not_made_up() -> None:
     """Those of the rows by which Dask asks for metadata are, there alone."""
     model, table = ff.from_onnx(by_columns()), dd.from_pandas(sales(city=["Bern", None] * 6), npartitions=2)
-    with pytest.raises(ff.ConfigError, match="1 missing values"):
+    with pytest.raises(ff.InputError, match="1 missing values"):
         model.predict(meta_nonempty(table._meta))
-    with pytest.raises(ff.ConfigError, match="3 missing values"):
+    with pytest.raises(ff.InputError, match="3 missing values"):
         table.map_partitions(model.predict).compute(scheduler="sync")
 
 
 def test_columns_of_different_tables_are_refused() -> None:
     frame, other = sales(), sales().sort_values("price", ascending=False)
     model = ff.from_onnx(by_columns())
-    with pytest.raises(ff.ConfigError, match=r"different indexes.*align"):
+    with pytest.raises(ff.InputError, match=r"different indexes.*align"):
         model({"price": frame["price"], "count": other["count"], "city": frame["city"]})
-    with pytest.raises(ff.ConfigError, match="different tables"):
+    with pytest.raises(ff.InputError, match="different tables"):
         model({"price": frame["price"].iloc[:3], "count": frame["count"], "city": frame["city"]})
-    with pytest.raises(ff.ConfigError, match="'count' is no column of a table"):
+    with pytest.raises(ff.InputError, match="'count' is no column of a table"):
         model({"price": frame["price"], "count": np.arange(ROWS), "city": frame["city"]})
 
 
 def test_an_output_without_a_row_for_each_row_is_refused() -> None:
     proto = written("(float[N,2] x) => (float y) { y = ReduceSum<keepdims=0>(x) }")
     frame = pd.DataFrame(np.ones((3, 2)), columns=["c0", "c1"])
-    with pytest.raises(ff.ConfigError, match=r"output 'y' has shape \(\).*3 rows"):
+    with pytest.raises(ff.InputError, match=r"output 'y' has shape \(\).*3 rows"):
         ff.from_onnx(proto).predict(frame)
 
 
@@ -339,7 +339,7 @@ def test_a_dask_dataframe_is_computed_partition_by_partition(parts: int, source:
     ],
 )
 def test_what_does_not_fit_a_dask_dataframe_is_told_before_anything_runs(call: Any, words: str) -> None:
-    with pytest.raises(ff.ConfigError, match=words):
+    with pytest.raises(ff.InputError, match=words):
         call(ff.from_onnx(by_columns()), dd.from_pandas(sales(), npartitions=2))
 
 
@@ -373,7 +373,7 @@ def test_a_pipeline_of_scikit_learn_takes_the_table_that_it_was_trained_on() -> 
 def test_columns_of_one_name_are_refused() -> None:
     frame = pd.DataFrame(X)
     frame.columns = ["a", "a", "b", "c", "d", "b"]
-    with pytest.raises(ff.ConfigError, match="several columns named 'a', 'b'; rename"):
+    with pytest.raises(ff.InputError, match="several columns named 'a', 'b'; rename"):
         ff.from_onnx(mlp()).predict(frame)
 
 
@@ -395,7 +395,7 @@ def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
     def scored(table: Any) -> list[float]:
         if how == "run":
             table.assign(k=0).to_parquet(source, index=False)
-            ff.run(model, source, sink, keep=["k"], overwrite=True)
+            ff.predict_files(model, source, sink, passthrough=["k"], overwrite=True)
             return list(pd.read_parquet(sink)["z"])
         given = table.assign(k=0) if is_named else table
         given = dd.from_pandas(given, npartitions=2) if how == "partitions" else given
@@ -409,7 +409,7 @@ def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
     assert len(warned) == (0 if is_named or how == "run" else 1)
     assert f"columns {'by name' if is_named else 'in order'} as 'x'" in repr(model)
     if is_named:
-        with pytest.raises(ff.ConfigError, match="no column for 'y' of input 'x'"):
+        with pytest.raises(ff.InputError, match="no column for 'y' of input 'x'"):
             scored(frame.drop(columns="y").assign(v=0))
     # Labels that are numbers in order say no more than the order.
     numbered = frame[["b", "x", "y"]].set_axis([f"f{k}" for k in range(3)], axis=1)
@@ -428,5 +428,5 @@ def test_a_model_in_memory_is_in_the_graph_of_partitions_once() -> None:
 
 
 def test_a_batch_of_the_model_is_no_argument_of_the_call() -> None:
-    lazy = ff.from_onnx(by_columns(), batch=2)(dd.from_pandas(sales(), npartitions=2))
+    lazy = ff.from_onnx(by_columns(), batch_size=2)(dd.from_pandas(sales(), npartitions=2))
     assert lazy.compute(scheduler="sync")["more"].tolist() == list(range(1, ROWS + 1))

@@ -22,7 +22,7 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from dask_ferro.lower.bundled.choice import CostFacts
 from dask_ferro.lower.bundled.rewrite import rewritten
 from dask_ferro.lower.ranks.rank_assignment import Homes
@@ -191,10 +191,10 @@ def trained(net, optimizer, batches):
     )
     names = list(bound)
     run = ff.from_onnx(ir.to_proto(model), granularity="model")
-    w, g = ([argument(f"{kind}{i}", p.shape, p.dtype) for i, p in enumerate(named)] for kind in "wg")
+    w, g = ([input(f"{kind}{i}", p.shape, p.dtype) for i, p in enumerate(named)] for kind in "wg")
     began = optimizer.init(w)
     kept = pytree.leaves(began)
-    s = pytree.like(began, [argument(f"s{i}", x.shape, x.dtype) for i, x in enumerate(kept)])
+    s = pytree.like(began, [input(f"s{i}", x.shape, x.dtype) for i, x in enumerate(kept)])
     after, then = optimizer.step(w, g, s)
     ends = {
         **{f"w{i}": x for i, x in enumerate(after)},

@@ -8,11 +8,11 @@ import pytest
 from distributed import Client
 
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import Built, build
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.ranks.calls import member_tuples
 from dask_ferro.lower.ranks.sharded import CallOutputs, gather
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -24,7 +24,7 @@ DATA = {"mesh": {"data": 2}, "inputs": {"x": 0}}
 @pytest.fixture(scope="module")
 def step() -> Built:
     x, w, b = (
-        argument("x", (4, 3)),
+        input("x", (4, 3)),
         asarray(np.ones((3, 2), "f4"), name="w"),
         asarray(np.ones(2, "f4"), name="b"),
     )
@@ -36,7 +36,7 @@ def step() -> Built:
 
 def ranks_of(step: Built, plan: object, copied: bool) -> Ranks:
     names = {*FOLLOW, *FOLLOW.values()} if copied else set()
-    return Ranks(lower(apply(step, plan).shard(follow=FOLLOW), names))
+    return Ranks(lower(apply_plan(step, plan).shard(follow=FOLLOW), names))
 
 
 def walk(ranks: Ranks, step: Built, groups: list[int], client: Client | None) -> list[np.ndarray]:

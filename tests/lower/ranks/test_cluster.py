@@ -13,10 +13,10 @@ from emulated.sleeping import sleeping
 
 import dask_ferro as ff
 from dask_ferro.graph.pipeline.action import Action
-from dask_ferro.graph.pipeline.named import schedule as named_schedule
+from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.tensor.optim import Adam
 from dask_ferro.lower.client import written_for
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.pipeline import Pipeline
 from tests.clusters import running
 from tests.graph.pipeline.nets import mlp, tied
@@ -79,7 +79,7 @@ def pipeline_of(name):
 def test_workers_give_the_bits_of_one_process(four, schedule, rows):
     net = tied(layers=12)
     batch = net.batch(rows)
-    run = parallel(net.loss, params=net.params, stages=4, micro_batches=M, schedule=schedule)(batch)
+    run = parallelize(net.loss, params=net.params, stages=4, micro_batches=M, schedule=schedule)(batch)
     wanted = run.compute(scheduler="sync")
     for found in (run.compute(), result(four.compute(run)), run.persist().compute()):
         np.testing.assert_array_equal(found[0], wanted[0])
@@ -110,8 +110,8 @@ def test_stages_run_on_the_workers_that_are_named(four):
 )
 def test_workers_that_cannot_be_the_stages_are_refused(four, workers, said):
     net = mlp(layers=2)
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=1, workers=workers)
-    with pytest.raises(ff.ConfigError, match=said):
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=1, workers=workers)
+    with pytest.raises(ff.InputError, match=said):
         step(net.batch(2))
 
 
@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(
 ):
     monkeypatch.setattr("dask_ferro.lower.ranks.spmd_tasks.EMBED_BYTES", embedded)
     net = mlp(layers=8, width=64)
-    step = parallel(net.loss, params=net.params, stages=4, micro_batches=24, schedule=schedule)
+    step = parallelize(net.loss, params=net.params, stages=4, micro_batches=24, schedule=schedule)
     run = step(net.batch(24 * 8, seed=7))
     wanted = run.compute(scheduler="sync")
     with ThreadPoolExecutor(1) as pool:
@@ -148,7 +148,7 @@ def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, em
     monkeypatch.setattr("dask_ferro.lower.ranks.spmd_tasks.EMBED_BYTES", embedded)
     net, optimizer = mlp(layers=4, width=64), Adam(0.01)
     batches = [net.batch(2 * M, seed) for seed in range(3)]
-    step = parallel(
+    step = parallelize(
         net.loss,
         params=net.params,
         stages=[f"layer{i}" for i in range(4)],
@@ -168,9 +168,9 @@ def test_parameters_stay_on_their_stages_from_step_to_step(four, monkeypatch, em
 @pytest.mark.cluster
 def test_parameters_that_are_futures_are_refused(four):
     net = mlp(layers=4)
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M)
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M)
     held = [{name: four.scatter(np.zeros(1)) for name in part} for part in net.params]
-    with pytest.raises(ff.ConfigError, match="got Future, wanted an array"):
+    with pytest.raises(ff.InputError, match="got Future, wanted an array"):
         step(net.batch(2 * M), params=held)
 
 
@@ -181,7 +181,7 @@ def flat(tree):
 @pytest.mark.cluster
 def test_a_run_is_written_again_for_another_client_and_for_none(four):
     net = mlp(layers=4, width=32)
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M)
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M)
     with written_for(None):
         run = step(net.batch(2 * M))  # before there is a cluster
     wanted = run.compute(scheduler="sync")

@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
 from tests.graph.pipeline.nets import mlp
@@ -43,7 +44,7 @@ def one(net, **how):
 def test_a_step(plan, micro_batches, optimizer):
     net = mlp(LAYERS, width=16)
     batch, (loss, after, _) = one(net)
-    step = ff.parallel(net.loss, PLANS[plan], net.params, optimizer=optimizer, micro_batches=micro_batches)
+    step = ff.parallelize(net.loss, PLANS[plan], net.params, optimizer=optimizer, micro_batches=micro_batches)
     found, then, *_ = step(batch).compute(scheduler="sync")
     np.testing.assert_allclose(found, loss, rtol=1e-10)
     before = build({"loss": net.loss}, ff_leaves(net.params)).bound.values()
@@ -58,8 +59,15 @@ def ff_leaves(tree):
 def test_a_model_of_a_file(tmp_path):
     ir.save(ir.from_proto(onnx_mlp()), tmp_path / "mlp.onnx")
     x = np.random.default_rng(0).standard_normal((8, 6), dtype=np.float32)
-    found = ff.parallel(tmp_path / "mlp.onnx")(x)
+    found = ff.parallelize(tmp_path / "mlp.onnx")(x)
     np.testing.assert_allclose(found.compute(scheduler="sync"), mlp_reference(x), rtol=1e-5)
+
+
+def test_gradients_without_parameters_are_refused():
+    w = ft.asarray(np.ones((6, 1), np.float32), name="w")
+    lost = (ft.input("x", ("N", 6)) @ w).sum()
+    with pytest.raises(ff.InputError, match="has only forwards, and an output is a gradient; pass the loss"):
+        ff.parallelize({"g": ft.grad(lost, w)})(np.ones((4, 6), np.float32)).compute()
 
 
 @pytest.mark.parametrize(
@@ -73,5 +81,5 @@ def test_a_model_of_a_file(tmp_path):
 )
 def test_what_does_not_go_together_is_refused(how, said):
     net = mlp(LAYERS)
-    with pytest.raises(ff.ConfigError, match=said):
-        ff.parallel({"y": net.loss}, **how)
+    with pytest.raises(ff.InputError, match=said):
+        ff.parallelize({"y": net.loss}, **how)

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.pipeline.named import NAMES
-from dask_ferro.graph.pipeline.named import schedule as named_schedule
+from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import asarray, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.pipeline import Pipeline
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied, transformer, without_pipeline
@@ -46,7 +46,7 @@ def reference():
 @every("name", NETS)
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, batch, *wanted = reference[name]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
@@ -56,21 +56,21 @@ def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
     net = mlp(layers=4, width=3)
     batch = net.batch(2 * schedule.micro_batches)
     wanted = without_pipeline(net, batch, schedule.micro_batches, whole_model)
-    step = parallel(net.loss, params=net.params, schedule=schedule)
+    step = parallelize(net.loss, params=net.params, schedule=schedule)
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
 def test_a_schedule_of_ones_own(reference):
     net, batch, *wanted = reference["mlp"]
     rows = [["0F0", "0F1", "0F2", "0F3", "0B3", "0B2", "0B1", "0B0"]]
-    step = parallel(net.loss, params=net.params, schedule=Schedule.of(rows, "all back"))
+    step = parallelize(net.loss, params=net.params, schedule=Schedule.of(rows, "all back"))
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
     rng = np.random.default_rng(2)
-    x = argument("x", ("N", 4), np.float16)
+    x = input("x", ("N", 4), np.float16)
     w = asarray(rng.standard_normal((4, 4)).astype(np.float16), name="w")
     hidden = nn.sigmoid(x @ w)
     loss = nn.mse_loss(nn.sigmoid(hidden @ w), x)
@@ -79,7 +79,7 @@ def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
     parts = [run({"x": part}) for part in np.split(batch, m)]
     first, *rest = [{n: value.astype(np.float32) for n, value in part.items()} for part in parts]
     sums = {n: sum((part[n] for part in rest), first[n]) for n in first}
-    step = parallel(loss, params=[w], stages=2, micro_batches=m, schedule=schedule)
+    step = parallelize(loss, params=[w], stages=2, micro_batches=m, schedule=schedule)
     value, [found] = step(batch).compute(scheduler="sync")
     assert (value.dtype, found.dtype) == (np.float16, np.float16)
     np.testing.assert_array_equal(found, (sums["g"] / m).astype(np.float16))
@@ -90,7 +90,7 @@ def test_half_precision_is_summed_in_float32_and_rounded_once(schedule):
 
 def test_losses_are_summed_if_asked(reference):
     net, batch, loss, grads = reference["mlp"]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, reduction="sum")
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, reduction="sum")
     got, found = step(batch).compute(scheduler="sync")
     assert got == M * loss  # exact: M is a power of two
     np.testing.assert_array_equal(found[0]["w"], M * grads[0])
@@ -98,7 +98,7 @@ def test_losses_are_summed_if_asked(reference):
 
 def test_parameters_of_a_call_take_the_place_of_the_constants(reference):
     net, batch, *_ = reference["mlp"]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M)
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M)
     moved = [{"w": np.zeros((6, 6)), "b": np.full(6, i + 1.0)} for i in range(len(net.params))]
     loss, grads = step(batch, params=moved).compute(scheduler="sync")
     assert loss == pytest.approx(np.mean((9.0 - batch["t"]) ** 2))
@@ -111,17 +111,17 @@ def test_parameters_of_a_call_take_the_place_of_the_constants(reference):
 
 def test_an_onnx_model_runs_its_forwards():
     x = np.random.default_rng(0).standard_normal((8, 6), dtype=np.float32)
-    step = parallel(onnx_mlp(), stages=2, micro_batches=4, schedule="gpipe")
+    step = parallelize(onnx_mlp(), stages=2, micro_batches=4, schedule="gpipe")
     assert {action.kind for row in step.schedule.stages for action in row} == {"F"}
     np.testing.assert_allclose(step(x).compute(scheduler="sync"), mlp_reference(x), rtol=1e-5)
 
 
 def test_several_outputs_come_by_name_whichever_chunk_makes_them():
-    x = argument("x", ("N", 3), np.float64)
+    x = input("x", ("N", 3), np.float64)
     early = nn.relu(x)
     late = nn.sigmoid(early @ asarray(np.ones((3, 3))))
     batch = np.random.default_rng(0).standard_normal((6, 3))
-    step = parallel({"early": early, "late": late, "size": late.sum()}, stages=3, micro_batches=2)
+    step = parallelize({"early": early, "late": late, "size": late.sum()}, stages=3, micro_batches=2)
     got = step(batch).compute(scheduler="sync")
     np.testing.assert_array_equal(got["early"], np.maximum(batch, 0))
     assert got["late"].shape == (6, 3)
@@ -133,7 +133,7 @@ def test_a_model_whose_weights_lie_in_a_file_is_cut():
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     [entry] = session.get_inputs()
     x = np.random.default_rng(0).random((12, *entry.shape[1:]), dtype=np.float32)
-    got = parallel(path, stages=2, micro_batches=4, schedule="gpipe")(x).compute(scheduler="sync")
+    got = parallelize(path, stages=2, micro_batches=4, schedule="gpipe")(x).compute(scheduler="sync")
     outputs = [o.name for o in session.get_outputs()]
     wanted = dict(zip(outputs, session.run(None, {entry.name: x}), strict=True))
     got = got if isinstance(got, dict) else {next(iter(wanted)): got}
@@ -146,30 +146,32 @@ def test_a_model_whose_weights_lie_in_a_file_is_cut():
 
 def test_a_stage_has_as_many_chunks_as_asked_for(reference):
     net, batch, *wanted = reference["mlp"]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule="interleaved", chunks=3)
+    step = parallelize(
+        net.loss, params=net.params, stages=2, micro_batches=M, schedule="interleaved", chunks=3
+    )
     assert step.schedule.chunks == 6
     same(step(batch).compute(scheduler="sync"), wanted)
     small, how = mlp(layers=6), {"micro_batches": 4, "schedule": "interleaved", "chunks": 3}
-    step = parallel(small.loss, params=small.params, stages=[f"layer{i}" for i in range(6)], **how)
+    step = parallelize(small.loss, params=small.params, stages=[f"layer{i}" for i in range(6)], **how)
     assert (len(step.schedule.stages), step.schedule.chunks) == (2, 6)
 
 
 def test_who_carries_the_batch_is_guessed_by_size_unless_it_is_said():
-    x, table = argument("x", (1, 3), np.float64), argument("table", (1, 3), np.float64)
+    x, table = input("x", (1, 3), np.float64), input("table", (1, 3), np.float64)
     y = nn.relu(x) + nn.relu(table).sum()
     options = {"stages": 2, "micro_batches": 4, "schedule": "gpipe"}
     rows = {"x": np.arange(12.0).reshape(4, 3)}
     given = rows | {"table": np.ones((1, 3))}
-    with pytest.raises(ff.ConfigError, match=r"got rows {.*'table': 1.*batched=\[...\]"):
-        parallel({"y": y}, **options)(given)
-    got = parallel({"y": y}, batched=["x"], **options)(given).compute(scheduler="sync")
+    with pytest.raises(ff.InputError, match=r"got rows {.*'table': 1.*batch_inputs=\[...\]"):
+        parallelize({"y": y}, **options)(given)
+    got = parallelize({"y": y}, batch_inputs=["x"], **options)(given).compute(scheduler="sync")
     np.testing.assert_array_equal(got, rows["x"] + 3.0)
 
 
 @every("schedule", NAMES)
 def test_activations_live_as_long_as_the_table_says(reference, schedule):
     net, batch, *_ = reference["mlp"]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
     check_activations(step(batch), step.schedule)
 
 
@@ -192,17 +194,17 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule):
             id="chunks where the schedule has one"),
         pytest.param({"schedule": Schedule.of([["0F0", "0B0"]]), "chunks": 2},
             "chunks: got 2, but its lists define them", id="chunks of lists"),
-        pytest.param({"stages": 2, "micro_batches": 2, "batched": ["x", "y"]},
-            r"batched: the model has no argument \['y'\]; it has x, t", id="a batch of what is no argument"),
-        pytest.param({"stages": 2, "micro_batches": 2, "batched": []}, "batched: got no arguments",
+        pytest.param({"stages": 2, "micro_batches": 2, "batch_inputs": ["x", "y"]},
+            r"batch_inputs: the model has no argument \['y'\]; it has x, t", id="a batch of what is no argument"),
+        pytest.param({"stages": 2, "micro_batches": 2, "batch_inputs": []}, "batch_inputs: got no arguments",
             id="a batch of nothing"),
         pytest.param({"stages": 2, "micro_batches": 2, "reduction": "max"}, "reduction: got 'max'", id="a reduction"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_go_together(options, said):
     net = mlp(layers=2)
-    with pytest.raises(ff.ConfigError, match=said):
-        parallel(net.loss, params=net.params, **options)
+    with pytest.raises(ff.InputError, match=said):
+        parallelize(net.loss, params=net.params, **options)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,7 @@ def test_options_that_do_not_go_together(options, said):
         pytest.param({"x": np.ones((7, 6))}, r"got rows \{.*7.*\}, wanted one number; name in", id="rows that differ"),
         pytest.param({n: np.ones((3, 6)) for n in "xt"}, "got 3 rows of t, x, wanted a multiple of the 4 micro-batches",
             id="fewer rows than micro-batches"),
+        pytest.param({n: np.ones((0, 6)) for n in "xt"}, "got 0 rows of t, x, wanted 1 or more", id="no rows"),
         pytest.param({n: np.ones((14, 6)) for n in "xt"}, "got 14 rows of t, x, wanted a multiple of the 4",
             id="rows that the micro-batches do not divide"),
         pytest.param({"x": None}, "carries the batch and has no rows", id="no array"),
@@ -222,8 +225,8 @@ def test_options_that_do_not_go_together(options, said):
 )  # fmt: skip
 def test_a_batch_that_does_not_fit(reference, change, said):
     net, batch, *_ = reference["mlp"]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M)
-    with pytest.raises(ff.ConfigError, match=said):
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M)
+    with pytest.raises(ff.InputError, match=said):
         step(**(batch | change))
 
 
@@ -234,7 +237,7 @@ def test_gradients_of_a_micro_batch_are_added_by_one_task_a_stage():
     net = mlp(layers=4)
     counts = {}
     for schedule in ("1f1b", "zb-h1"):
-        step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
+        step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule)
         graph = step(net.batch(4)).__dask_graph__()
         names = [key[0].rpartition("-")[0] for key in graph if isinstance(key, tuple)]
         counts[schedule] = {name: names.count(name) for name in sorted({*names} - {"spmd-value"})}

@@ -14,14 +14,15 @@ from dask.base import tokenize
 from distributed import futures_of, wait
 
 import dask_ferro as ff
-from dask_ferro.graph.ir.regions import signal as region
-from dask_ferro.graph.parallel.apply import apply
+import dask_ferro.tensor as ft
+from dask_ferro.graph.ir.regions import region as region
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam
-from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import asarray, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.each import every
@@ -43,13 +44,13 @@ class Clipped:
         return SGD(0.1, momentum=0.9).init(params)
 
     def step(self, params, grads, state):
-        norm = ff.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
+        norm = ft.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
         return SGD(0.1, momentum=0.9).step(params, pytree.mapped(lambda g: g / norm, grads), state)
 
 
 def training(optimizer=None, width=16, plan=PLAN):
     net = mlp(LAYERS, width=width)
-    return net, parallel(
+    return net, parallelize(
         net.loss, params=net.params, stages=STAGES, micro_batches=M, plan=plan, optimizer=optimizer
     )
 
@@ -126,13 +127,15 @@ def test_a_mesh_of_one_rank_has_the_tasks_of_no_mesh(schedule):
 def scheduled(schedule, plan):
     net = mlp(LAYERS)
     chunks = STAGES if usual_chunks(schedule) == 1 else [[f"layer{i}"] for i in range(LAYERS)]
-    return parallel(net.loss, params=net.params, stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
+    return parallelize(
+        net.loss, params=net.params, stages=chunks, micro_batches=M, schedule=schedule, plan=plan
+    )
 
 
 @every("schedule", [n for n in NAMES if n != "zb-v"])
 @every("plan", [None, PLAN], ids=["no plan", "plan"])
 def test_forwards_alone_give_the_outputs_of_the_model(schedule, plan):
-    x = argument("x", ("N", 6), np.float64)
+    x = input("x", ("N", 6), np.float64)
     h = x
     for i in range(LAYERS):
         with region(f"layer{i}"):
@@ -141,9 +144,9 @@ def test_forwards_alone_give_the_outputs_of_the_model(schedule, plan):
                 asarray(rng.standard_normal(shape), name=f"{n}{i}")
                 for n, shape in (("w", (6, 6)), ("b", (6,)))
             )
-            h = ff.tanh(h @ w + b)
+            h = ft.tanh(h @ w + b)
     chunks = STAGES if usual_chunks(schedule) == 1 else [[f"layer{i}"] for i in range(LAYERS)]
-    step = parallel({"h": h, "s": h.sum()}, stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
+    step = parallelize({"h": h, "s": h.sum()}, stages=chunks, micro_batches=M, schedule=schedule, plan=plan)
     batch = np.random.default_rng(9).standard_normal((2 * M, 6))
     run = step(batch)
     found = run.compute(scheduler="sync")
@@ -197,18 +200,18 @@ def test_state_lies_as_its_parameter_does():
 def test_what_does_not_fit_a_step_is_refused():
     net, step = training(SGD(0.1, momentum=0.9))
     batch, run = net.batch(2 * M), step(net.batch(2 * M))
-    elsewhere = Ranks.of(apply({"y": argument("a", (16, 16), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
+    elsewhere = Ranks.of(apply_plan({"y": input("a", (16, 16), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
     [split] = elsewhere({"a": np.zeros((16, 16))}).values()
     wrong = {"velocity": [{**part, "w": split} for part in run.state["velocity"]]}
-    with pytest.raises(ff.ConfigError, match=r"input 'optimizer\.0': wanted .* got"):
+    with pytest.raises(ff.InputError, match=r"input 'optimizer\.0': wanted .* got"):
         step(batch, state=wrong)
-    with pytest.raises(ff.ConfigError, match="state: got a list of 0, wanted a dict of velocity"):
+    with pytest.raises(ff.InputError, match="state: got a list of 0, wanted a dict of velocity"):
         step(batch, state=[])
-    with pytest.raises(ff.ConfigError, match="state: the pipeline has no optimizer"):
+    with pytest.raises(ff.InputError, match="state: the pipeline has no optimizer"):
         training()[1](batch, state={})
-    with pytest.raises(ff.ConfigError, match="submit: it has no optimizer"):
+    with pytest.raises(ff.InputError, match="submit: it has no optimizer"):
         training()[1](batch).submit()
-    with pytest.raises(ff.ConfigError, match="submit: there is no distributed client"):
+    with pytest.raises(ff.InputError, match="submit: there is no distributed client"):
         run.submit()
 
 

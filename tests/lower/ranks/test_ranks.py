@@ -13,14 +13,14 @@ from hypothesis import example, given, settings
 
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.graph.tensor.tensor import argument
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.sharded import whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.each import every
@@ -55,7 +55,7 @@ def without_stages(net, plan, batch, m=M):
     model, bound = build({"loss": net.loss, **gradients}, leaves)
     rows = len(batch["x"]) // m
     follow = dict(zip(gradients, bound, strict=True))
-    ranks = Ranks(apply(model, plan).spmd(follow=follow, dims={"N": rows}))
+    ranks = Ranks(apply_plan(model, plan).spmd(follow=follow, dims={"N": rows}))
     total = {}
     for i in range(m):
         own = {name: array[i * rows : (i + 1) * rows] for name, array in batch.items()}
@@ -90,7 +90,7 @@ def reference():
 @every("name", NETS)
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, plan, batch, wanted = reference[name]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
@@ -101,13 +101,13 @@ def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
     net, plan = NETS["data"]
     batch = net.batch(2 * schedule.micro_batches)
     wanted = without_stages(net, plan, batch, schedule.micro_batches)
-    step = parallel(net.loss, params=net.params, schedule=schedule, plan=plan)
+    step = parallelize(net.loss, params=net.params, schedule=schedule, plan=plan)
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
 def test_the_stages_of_a_plan_are_the_chunks(reference):
     net, plan, batch, wanted = reference["tensor"]
-    step = parallel(net.loss, params=net.params, micro_batches=M, plan=in_stages(plan, 2))
+    step = parallelize(net.loss, params=net.params, micro_batches=M, plan=in_stages(plan, 2))
     assert step.schedule.chunks == 2
     run = step(batch)
     same(run.compute(scheduler="threads"), wanted)
@@ -129,7 +129,7 @@ def annotations(run):
 
 def test_losses_are_summed_if_asked_and_dask_arrays_are_cut(reference):
     net, plan, batch, (loss, grads) = reference["tensor"]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, plan=plan, reduction="sum")
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, plan=plan, reduction="sum")
     lazy = {name: da.from_array(array, chunks=5) for name, array in batch.items()}
     same(
         step(lazy).compute(scheduler="sync"), (M * loss, [M * g for g in grads])
@@ -152,7 +152,7 @@ def test_activations_live_as_long_as_the_table_says(schedule, stages, ranks):
     chunks = count if usual_chunks(schedule) == 2 else stages
     each = count // chunks
     signals = [[f"layer{each * c + i}" for i in range(each)] for c in range(chunks)]
-    step = parallel(
+    step = parallelize(
         net.loss, params=net.params, stages=signals, micro_batches=m, schedule=schedule, plan=plan
     )
     check_activations(step(net.batch(2 * m)), step.schedule, ranks)
@@ -162,7 +162,7 @@ def test_activations_live_as_long_as_the_table_says(schedule, stages, ranks):
 def test_a_large_parameter_is_in_the_graph_once(mib):
     """Without a client, too: one that is made later computes the graph."""
     net = mlp(2, width=int((mib * 2**20 / 8 / 2) ** 0.5))
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, plan={"mesh": {"tensor": 1}})
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, plan={"mesh": {"tensor": 1}})
     layer = layer_of(step(net.batch(M)))
     sent = sum(len(pickle.dumps(task)) for task in layer.mapping.values())
     assert (sent > 2 * mib * 2**20) == (mib < 2)
@@ -178,7 +178,7 @@ def test_a_large_parameter_is_in_the_graph_once(mib):
             r"its regions have stages \[1\], wanted 0, 1, ...", id="stages that do not begin with 0"),
         pytest.param({"net": "data", "stages": None, "plan": {"*": {"stage": 0}}},
             "line 1: .*its node .* has no signal, and a pipeline is cut by signals", id="a stage without a signal"),
-        pytest.param({"optimizer": SGD(argument("t", (), np.float64))}, r"argument \['t'\], which carries the batch",
+        pytest.param({"optimizer": SGD(input("t", (), np.float64))}, r"argument \['t'\], which carries the batch",
             id="an optimizer that reads what comes in micro-batches"),
         pytest.param({"plan": {"layer9": {"stage": 0}}}, "the graph has no such region", id="no such region"),
         pytest.param({"stages": None,
@@ -189,17 +189,17 @@ def test_a_large_parameter_is_in_the_graph_once(mib):
 def test_plans_that_a_pipeline_cannot_have(options, said):
     net, plan = NETS[options.get("net", "tensor")]
     options = {name: option for name, option in options.items() if name != "net"}
-    with pytest.raises(ff.ConfigError, match=said):
-        parallel(
+    with pytest.raises(ff.InputError, match=said):
+        parallelize(
             net.loss, **{"params": net.params, "stages": 2, "micro_batches": M, "plan": plan, **options}
         )(net.batch(M))
 
 
 def test_a_batch_in_shards_is_refused(reference):
     net, plan, batch, _ = reference["tensor"]
-    step = parallel(net.loss, params=net.params, stages=2, micro_batches=M, plan=plan)
-    ranks = Ranks.of(apply({"t": argument("a", (16, 6), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
-    with pytest.raises(ff.ConfigError, match="input 't' carries the batch and has no rows to cut"):
+    step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, plan=plan)
+    ranks = Ranks.of(apply_plan({"t": input("a", (16, 6), np.float64) + 0.0}, {"mesh": {"tensor": 2}}))
+    with pytest.raises(ff.InputError, match="input 't' carries the batch and has no rows to cut"):
         step({**batch, "t": ranks({"a": batch["t"]})["t"]})
 
 
@@ -219,7 +219,9 @@ def on(plan, *workers):
 def test_ranks_of_stages_run_on_their_workers(four, reference, schedule):
     net, plan, batch, wanted = reference["tensor"]
     groups = [0, 1], [3, 2]
-    step = parallel(net.loss, params=net.params, micro_batches=M, schedule=schedule, plan=on(plan, *groups))
+    step = parallelize(
+        net.loss, params=net.params, micro_batches=M, schedule=schedule, plan=on(plan, *groups)
+    )
     run = step(batch)
     ran, value = inner_tasks(four, run.compute)
     actions = actions_of(run)
@@ -234,7 +236,7 @@ def test_ranks_of_stages_run_on_their_workers(four, reference, schedule):
 @pytest.mark.cluster
 def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four):
     net, m = mlp(LAYERS, width=64), 24
-    step = parallel(net.loss, params=net.params, micro_batches=m, plan=in_stages(BY_COLUMNS_AND_ROWS, 2))
+    step = parallelize(net.loss, params=net.params, micro_batches=m, plan=in_stages(BY_COLUMNS_AND_ROWS, 2))
     run = step(net.batch(4 * m, seed=7))
     wanted = run.compute(scheduler="sync")
     with ThreadPoolExecutor(1) as pool:

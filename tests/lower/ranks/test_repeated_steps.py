@@ -20,7 +20,7 @@ from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts
 from dask_ferro.lower.bundled.expression import BundledGraph
 from dask_ferro.lower.ranks.calls import member_tuples
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
 from dask_ferro.lower.ranks.sharded import CallOutputs, gather
 from dask_ferro.lower.repeated import RepeatedTasks
@@ -42,7 +42,7 @@ CASES = {
 
 
 def pipeline(schedule, plan):
-    return parallel(
+    return parallelize(
         NET.loss, plan, NET.params, optimizer=Adam(0.01), stages=2, micro_batches=M, schedule=schedule
     )
 

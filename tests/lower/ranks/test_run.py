@@ -10,13 +10,13 @@ import onnx.parser
 import pytest
 from distributed import Client, LocalCluster, futures_of, wait
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.flow.run import MEMBER
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
-from dask_ferro.graph.tensor.tensor import argument
+from dask_ferro.graph.tensor.tensor import input
 from dask_ferro.lower.ranks import rank_assignment, spmd_tasks
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.lower.ranks.parallel import parallelize
 from tests.graph.pipeline.nets import mlp
 from tests.lower.ranks.runs import M, alike, flat
 from tests.waiting import WHOLE_S, until
@@ -24,14 +24,14 @@ from tests.waiting import WHOLE_S, until
 
 def training(optimizer=None):
     net = mlp(4, width=16)
-    return net, parallel(net.loss, params=net.params, stages=2, micro_batches=M, optimizer=optimizer)
+    return net, parallelize(net.loss, params=net.params, stages=2, micro_batches=M, optimizer=optimizer)
 
 
 def three_outputs(width=64):
     """Forwards with outputs that differ by a factor, on one input."""
-    x = argument("x", ("N", width), "float32")
+    x = input("x", ("N", width), "float32")
     h = nn.relu(x) * 2.0
-    return parallel({"h": h, "s": h * 2.0, "r": h * 3.0}, stages=2, micro_batches=2, schedule="gpipe")
+    return parallelize({"h": h, "s": h * 2.0, "r": h * 3.0}, stages=2, micro_batches=2, schedule="gpipe")
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def keys_of(run):
 
 
 def test_pipelines_that_differ_in_what_carries_the_batch_share_no_key():
-    x, t = argument("x", ("N", 3), "float32"), argument("t", ("M", 3), "float32")
+    x, t = input("x", ("N", 3), "float32"), input("t", ("M", 3), "float32")
     y = nn.relu(x) + nn.relu(t).sum()
     ones = {"x": np.ones((4, 3), np.float32), "t": np.ones((4, 3), np.float32)}
     how = {"stages": 2, "micro_batches": 2, "schedule": "gpipe"}
-    one, both = (parallel({"y": y}, batched=batch, **how)(ones) for batch in (["x"], ["x", "t"]))
+    one, both = (parallelize({"y": y}, batch_inputs=batch, **how)(ones) for batch in (["x"], ["x", "t"]))
     assert keys_of(one).isdisjoint(keys_of(both))
     assert one.compute(scheduler="sync")[0, 0] == 13
     assert both.compute(scheduler="sync")[0, 0] == 7
@@ -149,7 +149,7 @@ def homes_of(run):
 @pytest.mark.parametrize("cut", [{"stages": 2, "micro_batches": M}, {}], ids=["two stages", "one graph"])
 def test_persisted_steps_keep_losses_and_nothing_else_of_the_steps_before(two, cut):
     net = mlp(4, width=16)
-    step = parallel(net.loss, params=net.params, optimizer=SGD(0.1), **cut)
+    step = parallelize(net.loss, params=net.params, optimizer=SGD(0.1), **cut)
     with two.as_current():
         now, losses = {}, []
         for seed in range(3):
@@ -176,8 +176,8 @@ def test_an_optimized_run_is_the_run(optimizer):
 
 def test_a_pipeline_without_parameters_in_its_tree_is_refused():
     net = mlp(4, width=16)
-    with pytest.raises(ConfigError, match="params: got no tensors"):
-        parallel(net.loss, params={"w": []}, stages=2, micro_batches=M)
+    with pytest.raises(InputError, match="params: got no tensors"):
+        parallelize(net.loss, params={"w": []}, stages=2, micro_batches=M)
 
 
 @pytest.mark.parametrize("dtype", [None, object], ids=["numpy's text", "objects"])
@@ -185,7 +185,7 @@ def test_text_is_an_input(dtype):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 19]> equal (string[N] x, string[N] z) => (bool[N] y) { y = Equal(x, z) }'
     )
-    step = parallel(model, stages=1, micro_batches=2, schedule="gpipe")
+    step = parallelize(model, stages=1, micro_batches=2, schedule="gpipe")
     given = {"x": np.array(list("abcd"), dtype), "z": np.array(list("abxd"), dtype)}
     assert step(given).compute(scheduler="sync").tolist() == [True, True, False, True]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from distributed import futures_of, wait
 
-import dask_ferro as ff
-from dask_ferro.graph.parallel.autoplan import plan as proposals
+import dask_ferro.tensor as ft
+from dask_ferro.graph.parallel.autoplan import propose_plans as proposals
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, price
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
-from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import asarray, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.sharded import CallOutputs
 from dask_ferro.policy.estimates import SAME_HOST
 from dask_ferro.train.update import ENDS, ROWS, BatchUpdate
@@ -45,16 +45,16 @@ def training(dtype="f4"):
     rng = np.random.default_rng(0)
     shapes = {"w0": (16, 16), "b0": (16,), "w1": (16, 7), "b1": (7,)}
     params = {n: asarray(rng.standard_normal(s).astype(dtype) / 2, name=n) for n, s in shapes.items()}
-    with ff.signal("first"):
-        h = ff.nn.relu(argument("x", ("N", 16), dtype) @ params["w0"] + params["b0"])
-    with ff.signal("last"):
+    with ft.region("first"):
+        h = ft.nn.relu(input("x", ("N", 16), dtype) @ params["w0"] + params["b0"])
+    with ft.region("last"):
         y = h @ params["w1"] + params["b1"]
     return (y * y).mean(), params, {"x": rng.standard_normal((8, 16)).astype(dtype)}
 
 
 def stepping(plan, optimizer, dtype="f4", **options):
     loss, params, batch = training(dtype)
-    step = parallel(loss, plan, params, optimizer=optimizer, batched=["x"], **options)
+    step = parallelize(loss, plan, params, optimizer=optimizer, batch_inputs=["x"], **options)
     return step, {**batch, **{name: value for name, value in SETTINGS.items() if name in step.inputs}}
 
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro import from_onnx, install
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.ir.regions import signal as under
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.ir.regions import region as under
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
@@ -30,7 +30,7 @@ from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.optim import SGD
-from dask_ferro.graph.tensor.tensor import argument, asarray
+from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.ranks.exchange import FORMS, Name, exchange, form
 from dask_ferro.lower.ranks.sharded import gather, whole
 from dask_ferro.lower.ranks.spmd import Ranks
@@ -148,7 +148,7 @@ class Step:
 
     def __init__(self):
         rng = np.random.default_rng(0)
-        x, t = argument("x", (8, 16), np.float64), argument("t", (8,), np.int64)
+        x, t = input("x", (8, 16), np.float64), input("t", (8,), np.int64)
         w = {
             "w1": asarray(rng.standard_normal((16, 32)), name="l1.weight"),
             "b1": asarray(np.zeros(32), name="l1.bias"),
@@ -209,7 +209,7 @@ def test_two_runs_are_the_same_to_the_bit(step):
 
 
 def test_weights_of_the_file_and_outputs_that_are_weights(step):
-    x = argument("x", (4, 6), np.float64)
+    x = input("x", (4, 6), np.float64)
     w = asarray(RNG.standard_normal((6, 8)), name="w")
     model = to_model({"y": x @ w, "w_too": w + 0.0, "x_too": x})
     plan = propagate(model, infer(model), Mesh({"t": 2}), {"w": {"t": S(1)}}, outputs={"y": {"t": R}})
@@ -247,14 +247,14 @@ def test_the_gradients_that_are_there_first_are_exchanged_first(step):
 )  # fmt: skip
 def test_wrong_inputs_are_named(step, change, says):
     arrays = {k: v for k, v in {**step.batch, **step.start, **change}.items() if v is not None}
-    with pytest.raises(ConfigError, match=re.escape(says)):
+    with pytest.raises(InputError, match=re.escape(says)):
         Ranks(step.spmd(data=2))(arrays)
 
 
 def test_a_sharded_array_that_lies_otherwise_is_refused(step):
     ranks = Ranks(step.spmd(tensor=2))
     out = ranks({**step.batch, **step.start})
-    with pytest.raises(ConfigError, match=r"input 'l2.weight': wanted .* as S\(0\) .*got .* as S\(1\)"):
+    with pytest.raises(InputError, match=r"input 'l2.weight': wanted .* as S\(0\) .*got .* as S\(1\)"):
         ranks({**step.next(out), "l2.weight": out["new_w1"]})
 
 
@@ -262,7 +262,7 @@ def test_a_sharded_array_that_lies_otherwise_is_refused(step):
 @given(st.lists(st.sampled_from(["R", "S0", "S1", "P"]), min_size=2, max_size=2), st.sampled_from([4, 8]))
 def test_parts_become_the_whole(kinds, rows):
     layout = [{"R": R, "S0": S(0), "S1": S(1), "P": Partial()}[kind] for kind in kinds]
-    model = to_model(argument("a", (rows, 4), np.float64) + 0.0)
+    model = to_model(input("a", (rows, 4), np.float64) + 0.0)
     plan = propagate(model, infer(model), Mesh({"x": 2, "y": 2}), {})
     port = lower(plan).inputs[0].__class__("a", tuple(layout), (rows, 4), ("p0", "p1", "p2", "p3"))
     spmd = lower(plan).__class__(model, plan.mesh, (port,), (port,))
@@ -277,7 +277,7 @@ class TestDaskArrays:
         return self.split({a: S(d) for d, a in enumerate(axes)}, **mesh)
 
     def split(self, placed, **mesh):
-        model = to_model(argument("x", (8, 6), np.float64) * 2.0)
+        model = to_model(input("x", (8, 6), np.float64) * 2.0)
         return Ranks(lower(propagate(model, infer(model), Mesh(mesh), {"x": placed})))
 
     def test_chunks_that_are_shards_are_read_as_they_are(self):
@@ -315,7 +315,7 @@ class TestDaskArrays:
 def staged(trains=False):
     """Two layers under signals, in column-row form."""
     rng = np.random.default_rng(5)
-    x = argument("x", (4, 8), np.float64)
+    x = input("x", (4, 8), np.float64)
     w = {
         name: asarray(rng.standard_normal(shape), name=name)
         for name, shape in (("w1", (8, 6)), ("w2", (6, 8)))
@@ -342,13 +342,13 @@ class TestStages:
     def test_stages_wait_for_each_other_and_never_in_a_circle(self, tensor):
         plan = {name: {"shard": region["shard"], "stage": region["stage"]} for name, region in STAGES.items()}
         model = staged(trains=True)
-        ranks = Ranks.of(apply(model, {"mesh": {"tensor": tensor}, **plan}))
+        ranks = Ranks.of(apply_plan(model, {"mesh": {"tensor": tensor}, **plan}))
         wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
         for name, got in gather(ranks({"x": X}), scheduler="sync").items():
             np.testing.assert_allclose(got, wanted[name], rtol=1e-12)
 
     def test_a_device_is_required_of_its_tasks_alone(self):
-        graph = Ranks.of(apply(staged(), STAGES))({"x": X})["y"].graph
+        graph = Ranks.of(apply_plan(staged(), STAGES))({"x": X})["y"].graph
         layer = next(layer for name, layer in graph.layers.items() if name.startswith("spmd-"))
         wanted = {key: layer.annotations["ferro"](key) for key in layer if key[0].startswith("spmd-segment")}
         assert sorted(wanted.values(), key=str) == [{"require": "gpu"}] * 2 + [{}] * 2
@@ -362,7 +362,7 @@ class TestStages:
         with running(2, processes=False) as client:
             if is_installed:
                 install(client)
-            found = gather(Ranks.of(apply(model, plan))({"x": X}))
+            found = gather(Ranks.of(apply_plan(model, plan))({"x": X}))
         np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-12)
 
     @pytest.mark.cluster
@@ -371,8 +371,8 @@ class TestStages:
         wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
         with running(2, processes=False) as client:
             install(client)
-            waiting = persisted(Ranks.of(apply(model, plan))({"x": X}))
-            ranks = Ranks.of(apply(model, {"mesh": {"tensor": 2}}))
+            waiting = persisted(Ranks.of(apply_plan(model, plan))({"x": X}))
+            ranks = Ranks.of(apply_plan(model, {"mesh": {"tensor": 2}}))
             np.testing.assert_allclose(gather(ranks({"x": X}))["y"], wanted["y"], rtol=1e-12)
             assert {future.status for future in futures_of(waiting["y"])} == {"pending"}
 
@@ -380,7 +380,7 @@ class TestStages:
     def test_resources_of_a_call_are_followed_task_by_task(self):
         model = staged()
         wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
-        ranks = Ranks.of(apply(model, {"mesh": {"tensor": 2}}))
+        ranks = Ranks.of(apply_plan(model, {"mesh": {"tensor": 2}}))
         with running(1, processes=False, resources={"R": 1}) as client:
             out = ranks({"x": X})
             held = client.persist(out["y"], resources={"R": 1})
@@ -401,7 +401,7 @@ class TestStages:
             known = client.scheduler_info(n_workers=-1)["workers"]
             order = sorted(known, key=lambda address: known[address]["name"])
             model = staged()
-            out = Ranks.of(apply(model, plan))({"x": X})
+            out = Ranks.of(apply_plan(model, plan))({"x": X})
             h, y = dask.persist(out["h"], out["y"])
             wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
             np.testing.assert_allclose(y.compute(), wanted["y"], rtol=1e-12)
@@ -410,8 +410,8 @@ class TestStages:
             assert [held[key] for key in h.keys] == [[worker] for worker in first]
             assert {worker for key in y.keys for worker in held[key]} <= set(second)
             plan["two"]["workers"] = [3, 4]
-            with pytest.raises(ConfigError, match=r"the cluster has no \[4\]"):
-                Ranks.of(apply(model, plan))({"x": X})
+            with pytest.raises(InputError, match=r"the cluster has no \[4\]"):
+                Ranks.of(apply_plan(model, plan))({"x": X})
 
 
 # On workers.
@@ -466,7 +466,7 @@ class Regression:
 
     def __init__(self):
         rng = np.random.default_rng(1)
-        x, t = argument("x", (512, 2048), np.float64), argument("t", (512, 4), np.float64)
+        x, t = input("x", (512, 2048), np.float64), input("t", (512, 4), np.float64)
         w = {"w": asarray(rng.standard_normal((2048, 4)), name="w")}
         loss = nn.mse_loss(x @ w["w"], t)
         new, _ = SGD(0.5).step(w, grad(loss, w), {})
@@ -531,7 +531,7 @@ def test_the_scheduler_forgets_the_steps_before_a_cut(step, workers):
 
 @pytest.mark.cluster
 def test_ranks_run_on_their_workers():
-    x = argument("x", (512, 2100), np.float64)
+    x = input("x", (512, 2100), np.float64)
     model = to_model(x * 2.0)
     spmd = lower(propagate(model, infer(model), Mesh({"data": 2}), {"x": {"data": S(0)}}))
     array = RNG.standard_normal((512, 2100))
@@ -541,5 +541,5 @@ def test_ranks_run_on_their_workers():
         np.testing.assert_array_equal(y.compute(), array * 2)
         held = {future.key: client.who_has([future])[future.key] for future in futures_of(y)}
         assert [held[key] for key in y.keys] == [[order[1]], [order[0]]]
-        with pytest.raises(ConfigError, match="workers: the cluster has no"):
+        with pytest.raises(InputError, match="workers: the cluster has no"):
             Ranks(spmd, workers=["tcp://nowhere:1"])({"x": array})

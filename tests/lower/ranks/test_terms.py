@@ -13,15 +13,15 @@ from functools import cache
 import numpy as np
 import pytest
 
-import dask_ferro as ff
-from dask_ferro.graph.ir.regions import signal
+import dask_ferro.tensor as ft
+from dask_ferro.graph.ir.regions import region
 from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.sharding.placements import Partial, Replicate
 from dask_ferro.graph.sharding.spmd import RANKS
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.optim import SGD, Adam
-from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import asarray, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from tests.each import every
 
 WIDTH, ROWS = 8, 32
@@ -63,10 +63,10 @@ def parameters(dtype=np.float64):
 
 def outputs_of(p, dtype=np.float64, compute=lambda x: x):
     """The predictions of two layers, and the targets; `compute` casts what is multiplied."""
-    x, t = (argument(name, ("N", WIDTH), dtype) for name in "xt")
-    with signal("layer0"):
+    x, t = (input(name, ("N", WIDTH), dtype) for name in "xt")
+    with region("layer0"):
         h = nn.relu(compute(x) @ compute(p["w0"]) + compute(p["b0"]))
-    with signal("layer1"):
+    with region("layer1"):
         return h @ compute(p["w1"]) + compute(p["b1"]), t
 
 
@@ -77,7 +77,9 @@ def batch_of(rows=ROWS, seed=1, dtype=np.float64):
 
 def trainer(plan, m, optimizer=None, dtype=np.float64, **how):
     p = parameters(dtype)
-    return parallel(nn.mse_loss(*outputs_of(p, dtype)), plan, p, micro_batches=m, optimizer=optimizer, **how)
+    return parallelize(
+        nn.mse_loss(*outputs_of(p, dtype)), plan, p, micro_batches=m, optimizer=optimizer, **how
+    )
 
 
 def counted(ranks):
@@ -156,13 +158,13 @@ def test_every_schedule_adds_terms_in_the_order_of_micro_batches(schedule):
 def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
     p = parameters()
     y, t = outputs_of(p)
-    values = {"loss": nn.mse_loss(y, t), "mean": ff.abs(y).mean(), "sum": (y * y).sum(), "max": ff.max(y)}
-    step = parallel(values, PLANS["data"][0], p, micro_batches=2, reduction="sum", optimizer=SGD(0.1))
+    values = {"loss": nn.mse_loss(y, t), "mean": ft.abs(y).mean(), "sum": (y * y).sum(), "max": ft.max(y)}
+    step = parallelize(values, PLANS["data"][0], p, micro_batches=2, reduction="sum", optimizer=SGD(0.1))
     assert counted(step.graphs(ROWS // 2).step) == {"AllReduce": 1}
     run = step(batch_of())
     terms = {name: metric.port.layout for name, metric in run.metrics.items()}
     assert terms == {"mean": (Partial("mean"),), "sum": (Partial(),), "max": (Replicate(),)}
-    alone = parallel(values, None, p, micro_batches=2, reduction="sum")(batch_of())
+    alone = parallelize(values, None, p, micro_batches=2, reduction="sum")(batch_of())
     for name, metric in run.metrics.items():
         np.testing.assert_allclose(
             metric.compute(scheduler="sync"), alone.metrics[name].compute(scheduler="sync"), rtol=1e-12
@@ -173,12 +175,12 @@ def test_a_mean_is_added_in_terms_and_a_maximum_is_not():
 def test_gradients_of_half_precision_are_widened_before_they_are_added(m, half):
     """The cast of a gradient to its parameter's float32 is linear, so terms go through it, and no rank adds halves."""
     p = parameters(np.float32)
-    loss = nn.mse_loss(*outputs_of(p, np.float32, lambda x: ff.astype(x, half)))
-    step = parallel(loss, PLANS["data"][0], p, micro_batches=m, optimizer=SGD(1.0))
+    loss = nn.mse_loss(*outputs_of(p, np.float32, lambda x: ft.astype(x, half)))
+    step = parallelize(loss, PLANS["data"][0], p, micro_batches=m, optimizer=SGD(1.0))
     assert counted(step.graphs(ROWS // m).step) == ({} if m > 1 else {"AllReduce": 5})
     batch = batch_of(dtype=np.float32)
     found = step(batch).compute(scheduler="sync")
-    wanted = parallel(loss, None, p, optimizer=SGD(1.0))(batch).compute(scheduler="sync")
+    wanted = parallelize(loss, None, p, optimizer=SGD(1.0))(batch).compute(scheduler="sync")
     np.testing.assert_allclose(found.loss, wanted.loss, rtol=2e-2)
     for name, value in wanted.params.items():
         assert found.params[name].dtype == np.float32

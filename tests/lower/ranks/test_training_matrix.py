@@ -15,13 +15,13 @@ import pytest
 from torch.nn import functional
 
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.regions import signal
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.ir.regions import region
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
-from dask_ferro.graph.tensor.tensor import argument, asarray
-from dask_ferro.lower.ranks.parallel import parallel
+from dask_ferro.graph.tensor.tensor import asarray, input
+from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
@@ -33,7 +33,7 @@ PLAN = {
     "layer0": {"shard": {"w0": {"tensor": 0}, "b0": {"tensor": 0}}},
     "layer1": {"shard": {"w1": {"tensor": 1}}},
 }
-RATE = argument("rate", (), np.float64)
+RATE = input("rate", (), np.float64)
 # Name -> the optimizer, and the values of the arguments that it reads.
 OPTIMIZERS = {
     "SGD": (SGD(0.1), {}),
@@ -58,10 +58,10 @@ def weights():
 
 def loss_of(p):
     """The loss of `x` and `t`, of parameters by name."""
-    x, t = (argument(name, ("N", WIDTH), np.float64) for name in "xt")
-    with signal("layer0"):
+    x, t = (input(name, ("N", WIDTH), np.float64) for name in "xt")
+    with region("layer0"):
         h = nn.relu(nn.linear(x, p["w0"], p["b0"]))
-    with signal("layer1"):
+    with region("layer1"):
         y = nn.linear(h, p["w1"], p["b1"]) * p["scale"]
     return nn.mse_loss(y, t)
 
@@ -108,9 +108,9 @@ def assert_steps(step, gradients, optimizer, extra, same, count):
 def test_ranks_take_the_steps_of_one_process(name, plan):
     optimizer, extra = OPTIMIZERS[name]
     params = parameters()
-    step = parallel(loss_of(params), plan, params, optimizer=optimizer)
+    step = parallelize(loss_of(params), plan, params, optimizer=optimizer)
     same = np.testing.assert_array_equal if plan is None else _near
-    assert_steps(step, parallel(loss_of(params), params=params), optimizer, extra, same, 3)
+    assert_steps(step, parallelize(loss_of(params), params=params), optimizer, extra, same, 3)
 
 
 def _near(found, wanted):
@@ -138,16 +138,16 @@ LOSSES = {
 @pytest.mark.parametrize("name", ["cross entropy", "cross entropy, some ignored"])
 def test_losses_of_split_rows_and_classes_are_the_whole_ones(name, plan):
     fn = LOSSES[name][0]
-    x, t = argument("x", (6, 3), np.float64), argument("t", (6,), np.int64)
+    x, t = input("x", (6, 3), np.float64), input("t", (6,), np.int64)
     loss = fn(x, t)
     outputs = {"loss": loss, "d": grad(loss, x)}
     feeds = {"x": np.random.default_rng(5).standard_normal((6, 3)), "t": np.array([0, 1, 2, 2, 0, 2])}
     plan = {**plan, "inputs": {n: {next(iter(plan["mesh"])): at} for n, at in plan["inputs"].items()}}
-    found = gather(Ranks.of(apply(outputs, plan))(feeds), scheduler="sync")
+    found = gather(Ranks.of(apply_plan(outputs, plan))(feeds), scheduler="sync")
     for n, value in compute(outputs, feeds, scheduler="sync").items():
         _near(found[n], value)
     feeds["t"][3] = -1
-    assert np.isnan(gather(Ranks.of(apply(outputs, plan))(feeds), scheduler="sync")["loss"])
+    assert np.isnan(gather(Ranks.of(apply_plan(outputs, plan))(feeds), scheduler="sync")["loss"])
 
 
 # ---- schedules ---------------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ def test_steps_by_a_plan_are_those_of_one_process_on_its_gradients(schedule, nam
     stages = 2 // usual_chunks(schedule)
     made = {"stages": [["layer0"], ["layer1"]], "micro_batches": m, "schedule": schedule}
     plan = PLAN if mesh == 2 else {"mesh": {"tensor": 1}}
-    step = parallel(loss_of(params), params=params, plan=plan, optimizer=optimizer, **made)
-    gradients = parallel(
+    step = parallelize(loss_of(params), params=params, plan=plan, optimizer=optimizer, **made)
+    gradients = parallelize(
         loss_of(params), params=params, **made | ({"plan": plan} if mesh == 2 else {"stages": stages})
     )
     assert_steps(step, gradients, optimizer, extra, np.testing.assert_array_equal, 2)
@@ -175,10 +175,10 @@ class _Alone:
 
     def __init__(self, optimizer):
         self.params = weights()
-        w, g = ({n: argument(f"{of}.{n}", v.shape, v.dtype) for n, v in self.params.items()} for of in "wg")
+        w, g = ({n: input(f"{of}.{n}", v.shape, v.dtype) for n, v in self.params.items()} for of in "wg")
         began = optimizer.init(w)
         leaves = named("", began) if began else {}
-        form = pytree.like(began, [argument(f"s.{n}", x.shape, x.dtype) for n, x in leaves.items()])
+        form = pytree.like(began, [input(f"s.{n}", x.shape, x.dtype) for n, x in leaves.items()])
         after, then = optimizer.step(w, g, form if leaves else began)
         self.state = {n: np.zeros(x.shape, x.dtype) for n, x in leaves.items()}
         self.outputs = {f"next w.{n}": x for n, x in after.items()}

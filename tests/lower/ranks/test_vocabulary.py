@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro import from_onnx
-from dask_ferro.graph.parallel.apply import apply
+from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
@@ -41,5 +41,5 @@ def test_workers_compute_it_by_a_plan_that_splits_the_table():
         "inputs": {"up": 1, "down": {"tensor": 0}},
     }
     with running(2, processes=False):
-        found = gather(Ranks.of(apply(step.model, plan))(step.feeds))
+        found = gather(Ranks.of(apply_plan(step.model, plan))(step.feeds))
     assert_close(found, whole(step), 1e-5)

@@ -108,7 +108,7 @@ def test_weights_go_up_once_however_many_models_bundles_and_chunks_read_them(on:
         for op in ("Tanh", "Relu")
     ]
     for model in models:
-        computed(model, X, granularity="op", batch=2)
+        computed(model, X, granularity="op", batch_size=2)
     uploaded_inputs = 2 * X.nbytes
     assert on.device.traffic.counts()["up_bytes"] == uploaded_inputs + w.nbytes
     assert on.weights.nbytes == w.nbytes
@@ -228,7 +228,7 @@ def test_workers_with_and_without_a_device_work_on_one_model(client: distributed
     client.run(_start, 1 << 26, workers=[first])
     try:
         model, x = chain(), RNG.standard_normal((64, 160)).astype(F)
-        got = ff.from_onnx(model, granularity="op", batch=4)(x).compute()
+        got = ff.from_onnx(model, granularity="op", batch_size=4)(x).compute()
         np.testing.assert_allclose(got, on_the_host(model, x), rtol=1e-4, atol=1e-5)
         counts = client.run(counts_here, workers=[first])[first]
         assert counts["ups"] > 0
@@ -241,6 +241,6 @@ def test_a_model_of_one_row_computes_each_row_of_a_batch_there(on: Residency) ->
     """Between its tasks too, where rows are taken from results on the device."""
     model = _of("float[1,160] x", "a = MatMul (x, w) y = Softmax (a)", w=np.eye(160, dtype=F))
     for granularity in ("model", "op"):
-        y = computed(model, X, granularity=granularity, batch=len(X))
+        y = computed(model, X, granularity=granularity, batch_size=len(X))
         np.testing.assert_allclose(y, on_the_host(model, X), rtol=1e-5)
     assert on.device.traffic.ups >= len(X)

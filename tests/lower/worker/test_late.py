@@ -40,7 +40,7 @@ def test_a_delayed_value_that_does_not_fit_is_refused_by_name(kind, granularity)
     make, words = WRONG[kind]
     call = added(granularity=granularity)(dask.delayed(make)())
     for scheduler in SCHEDULERS:
-        with pytest.raises(ff.ConfigError, match=f"input 'x'.*({words})"):
+        with pytest.raises(ff.InputError, match=f"input 'x'.*({words})"):
             call.compute(scheduler=scheduler)
 
 
@@ -50,14 +50,14 @@ def test_a_chunk_that_differs_from_its_array_is_refused_by_name(kind):
     x = da.ones((4, 3), chunks=(2, 3), dtype=np.float32).map_blocks(
         lambda _: make(), dtype=np.float32, meta=np.empty((0, 0), np.float32)
     )
-    with pytest.raises(ff.ConfigError, match=f"input 'x'.*({words})"):
+    with pytest.raises(ff.InputError, match=f"input 'x'.*({words})"):
         added()(x).compute(scheduler="sync")
 
 
 def test_inputs_that_share_a_size_have_to_agree_when_they_come():
     made = written("(float[N,2] a, float[N,2] b) => (float[N,2] y) { y = Add (a, b) }")
     late = {n: dask.delayed(np.ones)((k, 2), np.float32) for n, k in {"a": 3, "b": 1}.items()}
-    with pytest.raises(ff.ConfigError, match=r"'b' has 1 on axis 0 .*'a' has 3"):
+    with pytest.raises(ff.InputError, match=r"'b' has 1 on axis 0 .*'a' has 3"):
         ff.from_onnx(made)(late).compute(scheduler="sync")
 
 
@@ -72,7 +72,7 @@ def test_a_future_is_checked_on_its_worker():
 
     with running(1, processes=False) as client:
         late = client.submit(np.ones, (2, 3), ">f4", pure=False)
-        with pytest.raises(ff.ConfigError, match=r"input 'x' has dtype >f4"):
+        with pytest.raises(ff.InputError, match=r"input 'x' has dtype >f4"):
             added()(late).compute()
 
 
@@ -82,7 +82,7 @@ def test_arrays_in_a_sequence_are_looked_at_too(kind, wraps):
     made = model([helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)], {}, {"y": ["N", 3]})
     made.graph.input.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
     make, words = WRONG[kind][0], {"big-endian": ">f4", "masked": "masked"}[kind]
-    with pytest.raises(ff.ConfigError, match=f"input 's' holds .*{words}"):
+    with pytest.raises(ff.InputError, match=f"input 's' holds .*{words}"):
         ff.from_onnx(made)({"s": wraps([np.ones((2, 3), np.float32), make()])}).compute(scheduler="sync")
 
 
@@ -96,6 +96,6 @@ def test_what_fitted_the_last_time_lets_nothing_else_through(kind, batch):
     for given in (right, right[:1], right):
         got = opened(dask.delayed(given)).compute(scheduler="sync")
         np.testing.assert_array_equal(got, given + 1)
-    with pytest.raises(ff.ConfigError, match=f"input 'x'.*({words})"):
+    with pytest.raises(ff.InputError, match=f"input 'x'.*({words})"):
         opened(dask.delayed(make)()).compute(scheduler="sync")
     np.testing.assert_array_equal(opened(dask.delayed(right)).compute(scheduler="sync"), right + 1)

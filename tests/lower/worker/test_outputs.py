@@ -89,7 +89,7 @@ def test_any_arrays_arrive_bit_by_bit(arrays):
 
 @pytest.mark.cluster
 def test_outputs_travel_together_between_workers_and_to_the_client(client):
-    model = ff.from_onnx(ff.workloads.build("wide", branches=6, length=1), granularity=0.003)
+    model = ff.from_onnx(ff.testing.build("wide", branches=6, length=1), granularity=0.003)
     x = np.arange(256, dtype=np.float32)
     y = model(x)
     assert 1 < len(model.planned(x).bundles) < 6  # several outputs each
@@ -103,7 +103,7 @@ def test_outputs_travel_together_between_workers_and_to_the_client(client):
     client.replicate(futures)
     for name in model.outputs:
         same(result(client.compute(kept[name])), x)
-    whole = ff.from_onnx(ff.workloads.build("wide", branches=3, length=1), granularity="model")(x)
+    whole = ff.from_onnx(ff.testing.build("wide", branches=3, length=1), granularity="model")(x)
     assert type(result(client.compute(whole))) is dict
     assert type(whole.compute()) is dict
     assert isinstance(whole.compute(scheduler="sync"), NamedOutputs)

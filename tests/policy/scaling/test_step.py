@@ -398,7 +398,7 @@ BUSY = Job("busy", "cpu", RUNNING, order=-1, free=GB)
     [
         pytest.param([idle("a"), idle("b", 1)], [], {}, ["b", "a"], id="idle long enough, the newest first"),
         pytest.param([idle("a", seconds=9.0)], [], {}, [], id="not before a new one could be back"),
-        pytest.param([idle("a", seconds=9.0)], [], {"patience": 4.0}, ["a"], id="or as patience says"),
+        pytest.param([idle("a", seconds=9.0)], [], {"idle_timeout": 4.0}, ["a"], id="or as patience says"),
         pytest.param([BUSY], [], {}, [], id="never what is busy"),
         pytest.param(jobs(BOOTING, age=900.0), [], {}, [], id="never a booting one"),
         pytest.param([idle("a"), idle("b", 1)], [], {"minimum": 1}, ["b"], id="down to the minimum"),

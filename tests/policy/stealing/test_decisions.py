@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.policy.facts import Replica, TaskFacts
 from dask_ferro.policy.stealing.decision import BEGINS, StealingDecision, replay
 from dask_ferro.policy.stealing.informed import StealingParameters, StealingState
@@ -152,5 +152,5 @@ def test_any_lines_of_a_recording_are_a_recording_and_a_torn_last_one_is_ignored
     ],
 )
 def test_a_line_that_is_no_decision_is_refused_by_its_number(lines: list[str], change: Any) -> None:
-    with pytest.raises(ConfigError, match="run, line 2: no recorded decision: "):
+    with pytest.raises(InputError, match="run, line 2: no recorded decision: "):
         replay([lines[0], changed(lines[1], change)], "run")

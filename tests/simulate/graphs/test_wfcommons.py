@@ -11,7 +11,7 @@ from dask.utils import key_split
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.simulate.graphs.wfcommons import load
 
 # A workflow of our own: one split, two searches, one merge.
@@ -118,14 +118,14 @@ def broken(change):
     ],
 )  # fmt: skip
 def test_a_bad_file_is_refused_with_what_is_wrong(written, content, told):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(InputError) as refused:
         load(written(content))
     assert told in str(refused.value)
     assert "instance.json" in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_said_so(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.json' cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"nowhere\.json' cannot be read: No such file"):
         load(tmp_path / "nowhere.json")
 
 
@@ -143,6 +143,6 @@ def test_whatever_stands_in_a_field_the_answer_is_a_graph_or_a_refusal(tmp_path_
     path = tmp_path_factory.mktemp("instance") / "instance.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     graph = None
-    with suppress(ConfigError):
+    with suppress(InputError):
         graph = load(path)
     assert graph is None or len(graph.tasks) == 4

@@ -9,7 +9,8 @@ every engine computes them in every dtype.  Images are (batch, channels, height,
 Examples
 --------
 >>> import dask_ferro as ff
->>> ff.nn.relu([-1.0, 2.0]).compute()
+>>> import dask_ferro.tensor as ft
+>>> ft.nn.relu([-1.0, 2.0]).compute()
 array([0., 2.], dtype=float32)
 """
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.manipulation import checked_indices, reshape_like
 from dask_ferro.graph.tensor.manipulation import positions as places
@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, fl
 
 
 @example(
-    'nn.scaled_dot_product_attention(*[ff.argument("x", ("N", 4, 16, 8))] * 3)',
+    'nn.scaled_dot_product_attention(*[ft.input("x", ("N", 4, 16, 8))] * 3)',
     "<Tensor MatMul: float32(N, 4, 16, 8)>",
 )
 def scaled_dot_product_attention(
@@ -48,10 +48,10 @@ def scaled_dot_product_attention(
     q, k, v = parts = promote(where, *(floating(part, where) for part in (query, key, value)))
     for part in parts:
         if part.ndim < 2:
-            raise ConfigError(f"{where}: got {part!r}, wanted (..., rows, columns); use expand_dims")
+            raise InputError(f"{where}: got {part!r}, wanted (..., rows, columns); use expand_dims")
     if scale is None:
         if not isinstance(size := q.shape[-1], int):
-            raise ConfigError(f"{where}: the size of {q!r} is not known; give a scale")
+            raise InputError(f"{where}: the size of {q!r} is not known; give a scale")
         scale = 1 / math.sqrt(size)
     return attention_of((q @ k.mT) * scale, v, attn_mask, is_causal)
 
@@ -94,7 +94,7 @@ def rotary_embedding(
     x = floating(input, "rotary_embedding")
     size = x.shape[-1] if x.ndim > 1 else None
     if not isinstance(size, int) or size % 2:
-        raise ConfigError(f"rotary_embedding: takes (..., sequence, size) of a known even size, got {x!r}")
+        raise InputError(f"rotary_embedding: takes (..., sequence, size) of a known even size, got {x!r}")
     wide = widened(x)
     at = checked_indices(
         places(x, x.ndim - 2) if positions is None else positions, "rotary_embedding: positions"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from typing import Any
 
-from dask_ferro.errors import ConfigError, is_count
+from dask_ferro.errors import InputError, is_count
 from dask_ferro.graph.tensor.dims import Shape, is_static, same, sizes, window_size, written
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example, row
@@ -24,14 +24,14 @@ def _counts(value: Sizes, name: str, rank: int, where: str, least: int = 1) -> t
     if len(counts) != rank or not all(is_count(n, least) for n in counts):
         several = " and ".join(f"one for {dim}" for dim in _SPACE[rank])
         wanted = f"wanted a whole number from {least} on, or {several}"
-        raise ConfigError(f"{where}: {name}: got {value!r}, {wanted}")
+        raise InputError(f"{where}: {name}: got {value!r}, {wanted}")
     return counts
 
 
 def _spatial(input: TensorLike, rank: int, where: str) -> Tensor:
     image = floating(input, where)
     if image.ndim != rank + 2:
-        raise ConfigError(f"{where}: takes (batch, channels, {', '.join(_SPACE[rank])}), got {image!r}")
+        raise InputError(f"{where}: takes (batch, channels, {', '.join(_SPACE[rank])}), got {image!r}")
     return image
 
 
@@ -77,7 +77,7 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[...
         image, w, *biases = promote(name, _spatial(input, rank, name), *map(asarray, parameters))
         if w.ndim != rank + 2 or not is_static(w.shape[2:]):
             form = f"(out, in / groups, {', '.join(_SPACE[rank])})"
-            raise ConfigError(f"{name}: a weight is {form}, got {w!r}")
+            raise InputError(f"{name}: a weight is {form}, got {w!r}")
         _check_channels(image, w, groups, name)
         for b in biases:
             check_shape(f"{name}: bias", b, w.shape[:1], f"one for each channel out of {w!r}")
@@ -87,7 +87,7 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[...
 
     says = cleandoc(function.__doc__ or "").format(things=things, dims=", ".join(_SPACE[rank]))
     x, w = ("N", 3, *space), (8, 3, *(3 for _ in space))
-    call = f"nn.{name}(ff.argument('x', {x}), ff.argument('w', {w}), padding=1)"
+    call = f"nn.{name}(ft.input('x', {x}), ft.input('w', {w}), padding=1)"
     return row(name, says, call, f"<Tensor Conv: float32{written(('N', 8, *space))}>")(function)
 
 
@@ -98,15 +98,15 @@ conv3d = _convolution("conv3d", "volumes", (8, 32, 32))
 
 def _check_channels(image: Tensor, weight: Tensor, groups: int, where: str) -> None:
     if not is_count(groups):
-        raise ConfigError(f"{where}: groups: got {groups!r}, wanted a whole number from 1 on")
+        raise InputError(f"{where}: groups: got {groups!r}, wanted a whole number from 1 on")
     out, each = weight.shape[:2]
     if isinstance(each, int) and not same(image.shape[1], each * groups):
-        raise ConfigError(
+        raise InputError(
             f"{where}: {image.shape[1]!r} channels of {image!r} do not match {weight!r} in {groups} groups"
         )
     for what, channels in (("channels in", image.shape[1]), ("channels out", out)):
         if isinstance(channels, int) and channels % groups:
-            raise ConfigError(
+            raise InputError(
                 f"{where}: {channels} {what} in {groups} groups; take a number that divides them"
             )
 
@@ -118,13 +118,16 @@ def _pool(
     shape, geometry = _windows(image, kernel, kernel if stride is None else stride, padding, 1, where)
     if any(2 * pad > length for pad, length in zip(geometry["pads"], kernel * 2, strict=True)):
         wanted = f"at most half of the kernel_size {kernel_size!r}"
-        raise ConfigError(f"{where}: padding: got {padding!r}, wanted {wanted}")
+        raise InputError(f"{where}: padding: got {padding!r}, wanted {wanted}")
     counted = 1 if op_type == "AveragePool" else None
     dims = (*image.shape[:2], *shape)
     return emit(op_type, [image], dims, kernel_shape=list(kernel), count_include_pad=counted, **geometry)
 
 
-@example('nn.max_pool2d(ff.argument("x", ("N", 3, 32, 32)), 2)', "<Tensor MaxPool: float32(N, 3, 16, 16)>")
+@example(
+    'nn.max_pool2d(ft.input("x", ("N", 3, 32, 32)), 2)',
+    "<Tensor MaxPool: float32(N, 3, 16, 16)>",
+)
 def max_pool2d(
     input: TensorLike, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0
 ) -> Tensor:
@@ -142,7 +145,10 @@ def max_pool2d(
     return _pool("max_pool2d", "MaxPool", input, kernel_size, stride, padding)
 
 
-@example('nn.avg_pool2d(ff.argument("x", ("N", 3, 8, 8)), 2)', "<Tensor AveragePool: float32(N, 3, 4, 4)>")
+@example(
+    'nn.avg_pool2d(ft.input("x", ("N", 3, 8, 8)), 2)',
+    "<Tensor AveragePool: float32(N, 3, 4, 4)>",
+)
 def avg_pool2d(
     input: TensorLike, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0
 ) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
@@ -63,14 +63,14 @@ def gelu(input: TensorLike, *, approximate: str = "none") -> Tensor:
     `approximate` is "none" for the exact form by the error function, or "tanh" for that by a hyperbolic tangent.
     """
     if approximate not in ("none", "tanh"):
-        raise ConfigError(f"gelu: approximate: got {approximate!r}, wanted 'none' or 'tanh'")
+        raise InputError(f"gelu: approximate: got {approximate!r}, wanted 'none' or 'tanh'")
     return elementwise("Gelu", floating(input, "gelu"), approximate=approximate, opset=_GELU_SINCE)
 
 
 def _softmax(op_type: str, where: str, input: TensorLike, axis: int | None) -> Tensor:
     x = floating(input, where)
     if axis is None and x.ndim > 2:
-        raise ConfigError(f"{where}: axis: got none for {x!r}, wanted one; axis=-1 is the last dimension")
+        raise InputError(f"{where}: axis: got none for {x!r}, wanted one; axis=-1 is the last dimension")
     # Without an axis PyTorch takes the last one, too, up to two dimensions.
     return elementwise(op_type, x, axis=axis_of(-1 if axis is None else axis, x.ndim, where))
 
@@ -88,19 +88,19 @@ def log_softmax(input: TensorLike, axis: int | None = None) -> Tensor:
 
 
 def check_shape(what: str, x: Tensor, shape: Shape, meaning: str) -> None:
-    """Raise `ConfigError` where `x`, the argument `what`, cannot have a shape of this meaning."""
+    """Raise `InputError` where `x`, the argument `what`, cannot have a shape of this meaning."""
     if not alike(x.shape, shape):
-        raise ConfigError(f"{what}: got {x!r}, wanted {written(shape)}, {meaning}")
+        raise InputError(f"{what}: got {x!r}, wanted {written(shape)}, {meaning}")
 
 
 def check_range(what: str, indices: Tensor, size: Dim, remedy: str, ignored: int | None = None) -> None:
-    """Raise `ConfigError` where indices are constants, and one that is not ignored is below 0 or not below the size."""
+    """Raise `InputError` where indices are constants, and one that is not ignored is below 0 or not below the size."""
     if (known := constant_of(indices)) is None:
         return
     wrong = ((known < 0) | (known >= size) if isinstance(size, int) else known < 0) & (known != ignored)
     if wrong.any():
         wanted = f"numbers from 0 to {size - 1}" if isinstance(size, int) else "numbers from 0 on"
-        raise ConfigError(f"{what}: got {known[wrong].flat[0]}, wanted {wanted}; {remedy}")
+        raise InputError(f"{what}: got {known[wrong].flat[0]}, wanted {wanted}; {remedy}")
 
 
 @example("nn.linear([[1.0, 2.0]], [[3.0, 4.0]], [0.5]).compute()", "array([[11.5]], dtype=float32)")
@@ -119,13 +119,13 @@ def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None
     data, w = promote("linear", asarray(input), asarray(weight))
     if not data.ndim or w.ndim not in (1, 2) or not same(data.shape[-1], w.shape[-1]):
         wanted = f"(features out, features in) for {data!r}, as in PyTorch"
-        raise ConfigError(f"linear: weight: got {w!r}, wanted {wanted}; weight.T if it is (in, out)")
+        raise InputError(f"linear: weight: got {w!r}, wanted {wanted}; weight.T if it is (in, out)")
     product = xp.matmul(data, w.mT if w.ndim == 2 else w)
     if bias is None:
         return product
     result = product + bias
     if not alike(result.shape, product.shape):
-        raise ConfigError(f"linear: bias: got {asarray(bias)!r}, wanted (features out) of {w!r}; reshape it")
+        raise InputError(f"linear: bias: got {asarray(bias)!r}, wanted (features out) of {w!r}; reshape it")
     return result
 
 
@@ -134,13 +134,13 @@ def embedding(input: TensorLike, weight: TensorLike) -> Tensor:
     """Return the rows of a table at indices: the shape of the indices and (features), in the dtype of the weight.
 
     The input are indices from 0 on, int32 or int64, of any shape; the weight is (entries, features). Constant indices
-    that number no row raise `ConfigError`. The engine refuses others, as PyTorch does; its message names one below 0
+    that number no row raise `InputError`. The engine refuses others, as PyTorch does; its message names one below 0
     less the number of entries.
     """
     indices, table = asarray(input), asarray(weight)
     if indices.type.dtype not in INDEX or table.ndim != 2:
         got = f"got {indices!r} and {table!r}, wanted int32 or int64 indices and then a weight of (entries, features)"
-        raise ConfigError(f"embedding: {got}; the order is PyTorch's: embedding(indices, weight)")
+        raise InputError(f"embedding: {got}; the order is PyTorch's: embedding(indices, weight)")
     check_range("embedding: input", indices, table.shape[0], f"they are rows of {table!r}")
     if constant_of(indices) is None:
         # Below 0 an index would count from the end; so far below, the engine refuses it.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
@@ -18,7 +18,7 @@ from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, p
 
 def _reduce(losses: Tensor, reduction: str, where: str) -> Tensor:
     if reduction not in ("mean", "sum", "none"):
-        raise ConfigError(f"{where}: reduction: got {reduction!r}, wanted 'mean', 'sum' or 'none'")
+        raise InputError(f"{where}: reduction: got {reduction!r}, wanted 'mean', 'sum' or 'none'")
     return losses if reduction == "none" else xp.mean(losses) if reduction == "mean" else xp.sum(losses)
 
 
@@ -61,9 +61,9 @@ def cross_entropy(
     )
     check_shape(f"{where}: target", labels, scores.shape[:at] + scores.shape[at + 1 :], meaning)
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
-        raise ConfigError(f"{where}: ignore_index: got {ignore_index!r}, wanted an integer or None")
+        raise InputError(f"{where}: ignore_index: got {ignore_index!r}, wanted an integer or None")
     if not 0 <= label_smoothing <= 1:
-        raise ConfigError(f"{where}: label_smoothing: got {label_smoothing!r}, wanted a number from 0 to 1")
+        raise InputError(f"{where}: label_smoothing: got {label_smoothing!r}, wanted a number from 0 to 1")
     labels, logs = checked_indices(labels, f"{where}: target"), log_softmax(scores, axis=at)
     remedy = "name the label of samples that do not count with ignore_index="
     check_range(f"{where}: target", labels, scores.shape[at], remedy, ignore_index)
@@ -111,7 +111,7 @@ def huber_loss(input: TensorLike, target: TensorLike, reduction: str = "mean", d
     Parameters and result are those of `mse_loss`; `delta` is above 0.
     """
     if not delta > 0:
-        raise ConfigError(f"huber_loss: delta: got {delta!r}, wanted a number above 0")
+        raise InputError(f"huber_loss: delta: got {delta!r}, wanted a number above 0")
     return _huber("huber_loss", input, target, reduction, delta, 1.0)
 
 
@@ -124,7 +124,7 @@ def smooth_l1_loss(
     Parameters and result are those of `mse_loss`; `beta` is not below 0.
     """
     if not beta >= 0:
-        raise ConfigError(f"smooth_l1_loss: beta: got {beta!r}, wanted a number from 0 on")
+        raise InputError(f"smooth_l1_loss: beta: got {beta!r}, wanted a number from 0 on")
     return _huber("smooth_l1_loss", input, target, reduction, beta, beta)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.dims import Shape, alike, is_static, sizes, written
@@ -46,7 +46,7 @@ def _norm(
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else ()
     if not shape or not alike(x.shape[-len(shape) :], shape):
         wanted = f"the last dimensions of {x!r}, such as {written(x.shape[-1:])}"
-        raise ConfigError(f"{where}: normalized_shape: got {normalized_shape!r}, wanted {wanted}")
+        raise InputError(f"{where}: normalized_shape: got {normalized_shape!r}, wanted {wanted}")
     parts = _parameters(where, x, shape, "the normalized shape", parameters)
     epsilon = float(np.finfo(widened(parts[0]).dtype).eps if eps is None else eps)
     return emit(op_type, parts, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
@@ -60,7 +60,7 @@ def _parameters(
     for name, part in parameters.items():
         if part is None and name in _FILL:
             if not is_static(shape):
-                raise ConfigError(f"{where}: {name}: got none, wanted one, as the size of {x!r} is not known")
+                raise InputError(f"{where}: {name}: got none, wanted one, as the size of {x!r} is not known")
             part = np.full(sizes(shape), _FILL[name], x.dtype)
         parts.append(floating(part, f"{where}: {name}"))
         check_shape(f"{where}: {name}", parts[-1], shape, meaning)
@@ -139,7 +139,8 @@ def batch_norm_training(
     Examples
     --------
     >>> import dask_ferro as ff
-    >>> y, mean, variance = ff.nn.batch_norm_training([[1.0], [3.0]], [0.0], [1.0])
+    >>> import dask_ferro.tensor as ft
+    >>> y, mean, variance = ft.nn.batch_norm_training([[1.0], [3.0]], [0.0], [1.0])
     >>> y.compute().round(3)
     array([[-1.],
            [ 1.]], dtype=float32)
@@ -167,7 +168,7 @@ def _channels(where: str, input: TensorLike, *vectors: TensorLike | None) -> tup
     """Return the tensors in one dtype: (batch, channels, ...), and four of (channels)."""
     x = floating(input, where)
     if x.ndim < 2:
-        raise ConfigError(f"{where}: takes (batch, channels, ...), got {x!r}")
+        raise InputError(f"{where}: takes (batch, channels, ...), got {x!r}")
     parameters = dict(zip(("running_mean", "running_var", "weight", "bias"), vectors, strict=True))
     return _parameters(where, x, x.shape[1:2], f"one for each channel of {x!r}", parameters)
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.manipulation import ints, positions, size_of
 from dask_ferro.graph.tensor.nn.layers import check_shape
@@ -75,7 +75,7 @@ def dropout(
     """
     x = floating(input, "dropout")
     if not 0 <= p <= 1:
-        raise ConfigError(f"dropout: p: got {p!r}, wanted a number from 0 to 1")
+        raise InputError(f"dropout: p: got {p!r}, wanted a number from 0 to 1")
     dropped = round(p * _PARTS)
     if dropped in (0, _PARTS):
         return x if dropped == 0 else x * 0.0

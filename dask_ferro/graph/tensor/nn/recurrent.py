@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.dims import Shape
 from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
 from dask_ferro.graph.tensor.nn.layers import check_shape
@@ -19,7 +19,10 @@ from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_
 _LSTM_GATES, _GRU_GATES = (0, 3, 1, 2), (1, 0, 2)
 
 
-@example("nn.lstm(ff.zeros((5, 1, 3)), ff.zeros((8, 3)), ff.zeros((8, 2)))[0].shape", "(5, 1, 2)")
+@example(
+    "nn.lstm(ft.zeros((5, 1, 3)), ft.zeros((8, 3)), ft.zeros((8, 2)))[0].shape",
+    "(5, 1, 2)",
+)
 def lstm(
     input: TensorLike,
     weight_ih: TensorLike,
@@ -49,7 +52,10 @@ def lstm(
     return y, (last, cell)
 
 
-@example("nn.gru(ff.zeros((5, 1, 3)), ff.zeros((6, 3)), ff.zeros((6, 2)))[0].shape", "(5, 1, 2)")
+@example(
+    "nn.gru(ft.zeros((5, 1, 3)), ft.zeros((6, 3)), ft.zeros((6, 2)))[0].shape",
+    "(5, 1, 2)",
+)
 def gru(
     input: TensorLike,
     weight_ih: TensorLike,
@@ -81,16 +87,16 @@ def _layer(
 ) -> tuple[Tensor, ...]:
     where = op_type.lower()
     if (weights[2] is None) != (weights[3] is None):
-        raise ConfigError(f"{where}: got one bias, wanted both bias_ih and bias_hh, or none")
+        raise InputError(f"{where}: got one bias, wanted both bias_ih and bias_hh, or none")
     arguments = [input, *(w for w in weights if w is not None), *state]
     data, *parts = promote(where, *(floating(part, where) for part in arguments))
     own, first = parts[: len(parts) - len(state)], parts[len(parts) - len(state) :]
     if data.ndim != 3:
-        raise ConfigError(f"{where}: takes (steps, batch, features), got {data!r}")
+        raise InputError(f"{where}: takes (steps, batch, features), got {data!r}")
     hidden = own[1].shape[-1] if own[1].ndim == 2 else None
     if not isinstance(hidden, int):
         wanted = f"({len(gates)} hidden, hidden) of known size"
-        raise ConfigError(f"{where}: weight_hh: got {own[1]!r}, wanted {wanted}")
+        raise InputError(f"{where}: weight_hh: got {own[1]!r}, wanted {wanted}")
     rows, meaning = len(gates) * hidden, f"{len(gates)} gates of {hidden} for {data!r}"
     shapes: list[Shape] = [(rows, data.shape[2]), (rows, hidden), (rows,), (rows,)]
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

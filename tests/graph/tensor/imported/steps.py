@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 
@@ -22,16 +22,16 @@ class Trained(NamedTuple):
 
 
 def trained(
-    loss: ff.Tensor,
-    params: Mapping[str, ff.Tensor],
-    optimizer: ff.optim.Optimizer,
+    loss: ft.Tensor,
+    params: Mapping[str, ft.Tensor],
+    optimizer: ft.optim.Optimizer,
     feeds: Mapping[str, np.ndarray],
     steps: int,
 ) -> Trained:
     """Train on one batch; `feeds` are the values of arguments by name."""
     state = optimizer.init(params)
     before = [*params.values(), *(pytree.leaves(state) if state else [])]
-    after, new_state = optimizer.step(params, ff.grad(loss, params), state)
+    after, new_state = optimizer.step(params, ft.grad(loss, params), state)
     results = [loss, *after.values(), *(pytree.leaves(new_state) if new_state else [])]
     model, bound = build({f"after_{i}": y for i, y in enumerate(results)}, before)
     options = onnxruntime.SessionOptions()

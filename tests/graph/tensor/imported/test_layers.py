@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.lower.tensor import compute
 from tests.each import every
 
@@ -81,10 +82,10 @@ def test_a_layer_has_its_parameters_and_pytorchs_gradients(name, open_rows):
         torch.onnx.export(net, (x,), file, dynamo=False, input_names=["x"], opset_version=17, **options)
     wanted = net(x)
     (wanted**2).sum().backward()
-    model = ff.load(file.getvalue())
+    model = ff.load_trainable(file.getvalue())
     params = model.parameters()
     y = model(x.numpy(), params=params)
-    found = compute({"y": y, **ff.grad((y * y).sum(), params)}, scheduler="sync")
+    found = compute({"y": y, **ft.grad((y * y).sum(), params)}, scheduler="sync")
     np.testing.assert_allclose(found.pop("y"), wanted.detach().numpy(), atol=1e-4)
     assert found.keys() == {n for n, _ in net.named_parameters()}
     for parameter, theirs in net.named_parameters():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.lower.tensor import compute
 from tests.each import every
@@ -46,7 +47,7 @@ ROWS = {
 
 def model(then, constants=None, entry="float[N,4] x"):
     weights = {"w": W, **(constants or {})}
-    return ff.load(written(f"({entry}) => (float[M,K] y) {{ p = MatMul (x, w) {then} }}", weights))
+    return ff.load_trainable(written(f"({entry}) => (float[M,K] y) {{ p = MatMul (x, w) {then} }}", weights))
 
 
 @every("row", ROWS)
@@ -54,7 +55,7 @@ def model(then, constants=None, entry="float[N,4] x"):
 def test_each_operator_computes_in_the_dtype_of_its_kind(row, half):
     then, constants, dtype = ROWS[row]
     net, x = model(then, constants).until("y"), RNG.standard_normal((3, 4)).astype("f4")
-    w = ff.asarray(W.astype(half), name="w")
+    w = ft.asarray(W.astype(half), name="w")
     y = net(x, params={"w": w})
     assert y.dtype == (half if dtype == HALF else "float32")
     found, wanted = (compute(of, scheduler="sync").astype("f8") for of in (y, net(x)))
@@ -64,19 +65,19 @@ def test_each_operator_computes_in_the_dtype_of_its_kind(row, half):
 
 def test_an_operator_that_onnx_has_not_in_bfloat16_computes_in_float32():
     text = "(float[N,1,3,3] x) => (float[N,1,1,1] y) { y = Conv (x, w) }"
-    net = ff.load(written(text, {"w": IMAGE}))
+    net = ff.load_trainable(written(text, {"w": IMAGE}))
     dtypes = [net(IMAGE, params={"w": IMAGE.astype(half)}).dtype for half in ("f4", F16, BF16)]
     assert dtypes == ["float32", "float16", "float32"]
 
 
 def test_an_input_in_half_precision_is_enough():
     net = model("y = MatMul (p, v)", {"v": W})
-    assert net(ff.argument("x", ("N", 4), "float16")).dtype == F16
-    assert net(ff.argument("x", ("N", 4))).dtype == "float32"
+    assert net(ft.input("x", ("N", 4), "float16")).dtype == F16
+    assert net(ft.input("x", ("N", 4))).dtype == "float32"
 
 
 def test_casts_are_in_the_region_of_their_operator():
-    with ff.signal("body"):
+    with ft.region("body"):
         y = model("y = Exp (p)")(np.ones((2, 4), "f4"), params={"w": W.astype(F16)})
     casts = [node for node in build(y).model.graph if node.op_type == "Cast"]
     assert {node.metadata_props["dask_ferro.signal"] for node in casts} == {"body"}
@@ -93,10 +94,10 @@ def test_casts_are_in_the_region_of_their_operator():
     ],
 )
 def test_other_dtypes_are_refused(x, w, said):
-    with pytest.raises(ff.ConfigError, match=said):
+    with pytest.raises(ff.InputError, match=said):
         model("y = Relu (p)")(np.ones((2, 4), x), params={"w": W.astype(w)})
 
 
 def test_a_file_keeps_its_dtypes(tmp_path):
-    with pytest.raises(ff.ConfigError, match=r"save: .* 'w': got float16\(4, 4\), wanted float32"):
+    with pytest.raises(ff.InputError, match=r"save: .* 'w': got float16\(4, 4\), wanted float32"):
         model("y = Relu (p)").save(tmp_path / "net.onnx", params={"w": W.astype(F16)})

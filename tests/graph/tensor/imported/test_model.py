@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from dask_ferro.lower.tensor import compute
 from tests.graphs import written
 
@@ -38,7 +39,7 @@ def dotted(proto):
 
 @pytest.fixture(scope="module")
 def model():
-    return ff.load(dotted(written(TEXT, WEIGHTS, name="net")))
+    return ff.load_trainable(dotted(written(TEXT, WEIGHTS, name="net")))
 
 
 class TestParameters:
@@ -77,7 +78,7 @@ class TestParameters:
         ],
     )  # fmt: skip
     def test_patterns_that_are_wrong_name_the_nearest(self, model, which, said):
-        with pytest.raises(ff.ConfigError, match=f"parameters of model 'net': {said}"):
+        with pytest.raises(ff.InputError, match=f"parameters of model 'net': {said}"):
             model.parameters(**which)
 
     def test_quantized_weights_are_none(self):
@@ -85,12 +86,12 @@ class TestParameters:
             w = DequantizeLinear (q, s)
             y = MatMul (x, w)
         }"""
-        quantized = ff.load(written(text, {"q": np.ones((6, 4), np.int8), "s": ONES[:1]}))
-        with pytest.raises(ff.ConfigError, match="its file has no weight to train"):
+        quantized = ff.load_trainable(written(text, {"q": np.ones((6, 4), np.int8), "s": ONES[:1]}))
+        with pytest.raises(ff.InputError, match="its file has no weight to train"):
             quantized.parameters()
-        with pytest.raises(ff.ConfigError, match=r"train='q': int8 has no gradient; train a model before it"):
+        with pytest.raises(ff.InputError, match=r"train='q': int8 has no gradient; train a model before it"):
             quantized.parameters("q")
-        with pytest.raises(ff.ConfigError, match=r"'s' \(a setting of an operator\)|train='s': a setting"):
+        with pytest.raises(ff.InputError, match=r"'s' \(a setting of an operator\)|train='s': a setting"):
             quantized.parameters("s")
 
     def test_a_constant_node_and_a_folded_constant_are_none(self):
@@ -100,7 +101,9 @@ class TestParameters:
             b = Mul (a, val_1)
             y = Mul (b, scale)
         }"""
-        assert list(ff.load(written(text, {"val_1": ONES, "scale": ONES})).parameters()) == ["scale"]
+        assert list(ff.load_trainable(written(text, {"val_1": ONES, "scale": ONES})).parameters()) == [
+            "scale"
+        ]
 
     def test_have_the_names_that_an_exporter_made_of_counts(self):
         """As PyTorch's exporters write transposed and merged weights by default."""
@@ -108,14 +111,15 @@ class TestParameters:
             a = Mul (x, val_2)
             y = MatMul (a, val_1)
         }"""
-        model = ff.load(written(text, {"val_1": V, "val_2": ONES}))
+        model = ff.load_trainable(written(text, {"val_1": V, "val_2": ONES}))
         assert list(model.parameters()) == ["val_1"]
         assert list(model.parameters(["val_1", "val_2"])) == ["val_1", "val_2"]
 
     def test_are_tensors_with_the_values_of_the_file(self, model):
         assert np.array_equal(model.parameters()["head.weight"].compute(scheduler="sync"), V)
         assert (
-            repr(model) == "<TensorModel 'net': x float32(N, 6) -> y float32(N, 3); 5 parameters, 48 numbers>"
+            repr(model)
+            == "<TrainableModel 'net': x float32(N, 6) -> y float32(N, 3); 5 parameters, 48 numbers>"
         )
 
 
@@ -133,8 +137,8 @@ class TestACall:
             pytest.param(lambda: (X, {}), id="an array"),
             pytest.param(lambda: ({"x": X}, {}), id="by name"),
             pytest.param(lambda: (da.from_array(X, (2, 6)), {}), id="a dask array"),
-            pytest.param(lambda: (ff.argument("images", ("M", 6)), {"images": X}), id="an argument"),
-            pytest.param(lambda: (ff.argument("half", ("M", 6)) * 0.5, {"half": 2 * X}), id="a tensor"),
+            pytest.param(lambda: (ft.input("images", ("M", 6)), {"images": X}), id="an argument"),
+            pytest.param(lambda: (ft.input("half", ("M", 6)) * 0.5, {"half": 2 * X}), id="a tensor"),
             pytest.param(lambda: (None, {"x": X}), id="nothing: arguments of the model's names"),
         ],
     )
@@ -152,12 +156,12 @@ class TestACall:
     def test_of_two_branches_has_each_weight_once(self, model):
         params = model.parameters("head.*")
         y = model(X, params=params) - model(X[::-1].copy(), params=params)
-        weights = ff.to_model(y).graph.initializers
+        weights = ft.to_model(y).graph.initializers
         assert sorted(weights) == sorted(WEIGHTS)
 
     def test_has_gradients_of_trained_parameters_alone(self, model):
         params = model.parameters("head.*")
-        loss, grads = ff.value_and_grad(model(X, params=params).sum(), params)
+        loss, grads = ft.value_and_grad(model(X, params=params).sum(), params)
         found = compute({"loss": loss, **grads}, scheduler="sync")
         hidden = by_numpy(head_weight=np.eye(4))
         np.testing.assert_allclose(found["head.weight"], hidden.sum(0)[:, None].repeat(3, 1), rtol=1e-4)
@@ -166,8 +170,8 @@ class TestACall:
         params = model.parameters("head.*")
         teacher, student = model(X), model(X, params=params)
         loss = (student - teacher).sum() + teacher.sum()
-        found = compute(ff.grad(loss, params), scheduler="sync")
-        alone = compute(ff.grad(student.sum(), params), scheduler="sync")
+        found = compute(ft.grad(loss, params), scheduler="sync")
+        alone = compute(ft.grad(student.sum(), params), scheduler="sync")
         np.testing.assert_allclose(found["head.weight"], alone["head.weight"], rtol=1e-5)
 
     @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ class TestACall:
         ],
     )  # fmt: skip
     def test_with_wrong_values_is_refused(self, model, call, said):
-        with pytest.raises(ff.ConfigError, match=said):
+        with pytest.raises(ff.InputError, match=said):
             call(model)
 
 
@@ -205,8 +209,10 @@ class TestACut:
                 then_branch = a () => (float[N] t) { t = Add (s, other) },
                 else_branch = b () => (float[N] e) { e = Identity (s) }>
         }"""
-        whole = ff.load(written(text, {"axes": np.array([1])}))
-        with pytest.raises(ff.UnsupportedOp, match=r"node '.*' \(If\) has a body; cut the model before it"):
+        whole = ff.load_trainable(written(text, {"axes": np.array([1])}))
+        with pytest.raises(
+            ff.UnsupportedOpError, match=r"node '.*' \(If\) has a body; cut the model before it"
+        ):
             whole()
         cut = whole.until("s")
         assert list(cut.inputs) == ["x"]
@@ -223,7 +229,7 @@ class TestACut:
         ],
     )  # fmt: skip
     def test_at_a_value_that_is_not_there_names_the_nearest(self, model, names, said):
-        with pytest.raises(ff.ConfigError, match=f"until: model 'net': {said}"):
+        with pytest.raises(ff.InputError, match=f"until: model 'net': {said}"):
             model.until(*names)
 
 
@@ -238,10 +244,10 @@ def test_an_operator_without_a_gradient_is_named_before_anything_runs():
     proto.graph.value_info.add().CopyFrom(
         onnx.helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, ["N", 4])
     )
-    model = ff.load(proto)
+    model = ff.load_trainable(proto)
     params = model.parameters()
-    with pytest.raises(ff.UnsupportedOp, match=r"node 'fancy_1' \(Fancy\): own::Fancy has none"):
-        ff.grad(model(params=params).sum(), params)
+    with pytest.raises(ff.UnsupportedOpError, match=r"node 'fancy_1' \(Fancy\): own::Fancy has none"):
+        ft.grad(model(params=params).sum(), params)
 
 
 @pytest.mark.parametrize("training", [None, False, True])
@@ -252,19 +258,19 @@ def test_dropout_of_inference_does_nothing_and_of_training_has_no_gradient(train
     weights = {"w": ONES, "ratio": np.float32(0.5)} | (
         {} if training is None else {"mode": np.array(training)}
     )
-    model = ff.load(written(text, weights))
+    model = ff.load_trainable(written(text, weights))
     params = model.parameters()
     if training:
-        with pytest.raises(ff.UnsupportedOp, match="it is in training mode"):
-            ff.grad(model(params=params).sum(), params)
+        with pytest.raises(ff.UnsupportedOpError, match="it is in training mode"):
+            ft.grad(model(params=params).sum(), params)
     else:
-        got = compute(ff.grad(model(X[:, :4], params=params).sum(), params), scheduler="sync")
+        got = compute(ft.grad(model(X[:, :4], params=params).sum(), params), scheduler="sync")
         np.testing.assert_allclose(got["w"], X[:, :4].sum(0), rtol=1e-5)
 
 
 def test_a_model_of_an_old_opset_has_its_parameters():
     text = "(float[N,6] x) => (float[N] y) { h = MatMul (x, w) y = ReduceSum <axes = [1], keepdims = 0> (h) }"
-    model = ff.load(written(text, {"w": W}, opset=11))
+    model = ff.load_trainable(written(text, {"w": W}, opset=11))
     params = model.parameters()
-    got = compute(ff.grad(model(X, params=params).sum(), params), scheduler="sync")
+    got = compute(ft.grad(model(X, params=params).sum(), params), scheduler="sync")
     np.testing.assert_allclose(got["w"], X.sum(0)[:, None].repeat(4, 1), rtol=1e-4)

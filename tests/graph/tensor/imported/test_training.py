@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dask_ferro as ff
+import dask_ferro.tensor as ft
 from tests.each import every
 
 from .nets import EXPORTERS, NETS, batch, exported, path, seeded
@@ -18,11 +19,11 @@ from .steps import trained
 STEPS = 50
 LABELS = np.array([0, 3, 1])
 OPTIMIZERS = {
-    "SGD": (ff.optim.SGD(0.1), lambda p: torch.optim.SGD(p, 0.1)),
-    "momentum": (ff.optim.SGD(0.03, momentum=0.9), lambda p: torch.optim.SGD(p, 0.03, momentum=0.9)),
-    "Adam": (ff.optim.Adam(3e-3), lambda p: torch.optim.Adam(p, 3e-3)),
+    "SGD": (ft.optim.SGD(0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (ft.optim.SGD(0.03, momentum=0.9), lambda p: torch.optim.SGD(p, 0.03, momentum=0.9)),
+    "Adam": (ft.optim.Adam(3e-3), lambda p: torch.optim.Adam(p, 3e-3)),
     "AdamW": (
-        ff.optim.AdamW(3e-3, weight_decay=0.1),
+        ft.optim.AdamW(3e-3, weight_decay=0.1),
         lambda p: torch.optim.AdamW(p, 3e-3, weight_decay=0.1),
     ),
 }
@@ -55,9 +56,9 @@ def by_torch(
 
 
 def _by_us(name: str, exporter: str, optimizer: str, **which):
-    model = ff.load(path(name, exporter))
+    model = ff.load_trainable(path(name, exporter))
     params = model.parameters(**which)
-    loss = ff.nn.cross_entropy(model(params=params), ff.argument("labels", ("N",), np.int64))
+    loss = ft.nn.cross_entropy(model(params=params), ft.input("labels", ("N",), np.int64))
     feeds = {"x": batch(name).numpy(), "labels": LABELS}
     return trained(loss, params, OPTIMIZERS[optimizer][0], feeds, STEPS)
 
@@ -65,7 +66,7 @@ def _by_us(name: str, exporter: str, optimizer: str, **which):
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize("name", NETS)
 def test_parameters_have_pytorchs_names_and_values(name, exporter):
-    params = ff.load(path(name, exporter)).parameters()
+    params = ff.load_trainable(path(name, exporter)).parameters()
     wanted = {n: p.detach().numpy() for n, p in seeded(name).named_parameters()}
     assert params.keys() == wanted.keys()
     for parameter, tensor in params.items():

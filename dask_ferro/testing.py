@@ -12,9 +12,9 @@ stay finite at any depth: weights have variance 1 / fan-in, and layers end in a 
 Examples
 --------
 >>> import dask_ferro as ff
->>> len(ff.workloads.build("wide", branches=3, length=2).graph.node)
+>>> len(ff.testing.build("wide", branches=3, length=2).graph.node)
 6
->>> ff.workloads.lower_bound("imbalanced", workers=4)
+>>> ff.testing.lower_bound("imbalanced", workers=4)
 0.25
 """
 
@@ -29,11 +29,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.errors import ConfigError
+from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import Outputs, to_model
-from dask_ferro.graph.tensor.tensor import Node, Tensor, argument, asarray
+from dask_ferro.graph.tensor.tensor import Node, Tensor, asarray, input
 
 # Floats in the value that a Sleep op copies: 1 KiB, small compared with a task's own cost.
 SLEEP_ITEMS = 256
@@ -80,7 +80,7 @@ def _transformer(*, layers: int = 1, seq: int | None = None, d: int, seed: int) 
     rng, seq = np.random.default_rng(seed), seq or d
     shapes = {"w_q": (d, d), "w_k": (d, seq), "w_v": (d, seq), "w_up": (d, d), "w_down": (d, d)}
     w_q, w_k, w_v, w_up, w_down = (_weight(rng, role, *shape) for role, shape in shapes.items())
-    x, norm = argument("x", (seq, d)), _norm(d)
+    x, norm = input("x", (seq, d)), _norm(d)
     for _ in range(layers):
         read = norm(x)
         mixed = nn.relu((read @ w_q) @ (w_k @ read)) @ (w_v @ read)
@@ -93,7 +93,7 @@ def _matmuls(*, chains: int = 1, length: int, m: int, seed: int) -> Outputs:
     weight = _weight(np.random.default_rng(seed), "w", m, m)
     ends = {}
     for suffix in [""] if chains == 1 else [f"_{i}" for i in range(chains)]:
-        value = argument(f"x{suffix}", (m, m))
+        value = input(f"x{suffix}", (m, m))
         for _ in range(length):
             value = value @ weight
         ends[f"y{suffix}"] = value
@@ -102,7 +102,7 @@ def _matmuls(*, chains: int = 1, length: int, m: int, seed: int) -> Outputs:
 
 def _resnet(*, channels: int, seed: int) -> Outputs:
     """Return a bottleneck block, as matrix products over the channels of every pixel."""
-    rng, x, norm = np.random.default_rng(seed), argument("x", (PIXELS, channels)), _norm(channels)
+    rng, x, norm = np.random.default_rng(seed), input("x", (PIXELS, channels)), _norm(channels)
     reduce, mix, expand = (
         _weight(rng, role, channels, channels) for role in ("w_reduce", "w_mix", "w_expand")
     )
@@ -114,7 +114,7 @@ def _resnet(*, channels: int, seed: int) -> Outputs:
 
 def _sleep_chains(chains: Iterable[tuple[str, Sequence[float]]]) -> Outputs:
     """Return chains of (name, seconds of each op) that all read the one input, with one output each."""
-    x, ends = argument("x", (SLEEP_ITEMS,)), {}
+    x, ends = input("x", (SLEEP_ITEMS,)), {}
     for chain, seconds in chains:
         names = [chain] if len(seconds) == 1 else [f"{chain}/op_{k}" for k in range(len(seconds))]
         value = x
@@ -188,7 +188,7 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
 
     Raises
     ------
-    ConfigError
+    InputError
         For a name or a parameter that does not exist, or a value out of range; it lists the choices.
 
     Examples
@@ -220,7 +220,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
 
     Raises
     ------
-    ConfigError
+    InputError
         As `build`; and a workload of real kernels, whose seconds depend on the machine.
 
     Examples
@@ -230,7 +230,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
     """
     if not _lookup(name).sleeps:
         choices = ", ".join(n for n, w in WORKLOADS.items() if w.sleeps)
-        raise ConfigError(
+        raise InputError(
             f"no lower bound for {name!r}: its ops take as long as the machine needs; one of {choices}"
         )
     _check_integer("workers", workers, least=1)
@@ -250,7 +250,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
 
 def _lookup(name: str) -> Workload:
     if name not in WORKLOADS:
-        raise ConfigError(f"no built-in graph {name!r}; choose one of {', '.join(NAMES)}")
+        raise InputError(f"no built-in graph {name!r}; choose one of {', '.join(NAMES)}")
     return WORKLOADS[name]
 
 
@@ -258,7 +258,7 @@ def _checked(name: str, defaults: Params, given: Params) -> Params:
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         choices = ", ".join(f"{k}={v}" for k, v in defaults.items())
-        raise ConfigError(f"{name} has no parameter {', '.join(map(repr, unknown))}; it has {choices}")
+        raise InputError(f"{name} has no parameter {', '.join(map(repr, unknown))}; it has {choices}")
     for key, value in given.items():
         if isinstance(defaults[key], int):
             _check_integer(key, value, least=0 if key in ("seed", "short") else 1)
@@ -266,10 +266,10 @@ def _checked(name: str, defaults: Params, given: Params) -> Params:
         # A sleep of over an hour is taken for a typing error.
         most = 1.0 if key == "skew" else 3600.0
         if not (isinstance(value, Real) and 0.0 <= value <= most):
-            raise ConfigError(f"{key} must be a number from 0 to {most:g}, got {value!r}")
+            raise InputError(f"{key} must be a number from 0 to {most:g}, got {value!r}")
     return {**defaults, **given}
 
 
 def _check_integer(key: str, value: int | float, *, least: int) -> None:
     if not (isinstance(value, Integral) and value >= least):
-        raise ConfigError(f"{key} must be a whole number of at least {least}, got {value!r}")
+        raise InputError(f"{key} must be a whole number of at least {least}, got {value!r}")
