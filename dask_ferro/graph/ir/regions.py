@@ -1,4 +1,4 @@
-"""Named regions of a graph: nodes written inside `with signal("layer1"):` carry that name.
+"""Named regions of a graph: nodes written inside `with region("layer1"):` carry that name.
 
 Regions nest ("layer1/attention") and belong to the thread or task that entered them (a context variable), so
 two clients in one process do not see each other's.  A node carries its region, and the phase that autodiff
@@ -26,7 +26,7 @@ BACKWARD = "backward"
 
 
 class Region(NamedTuple):
-    """The region of a node: the path of signals, and the phase ("" for the user's own nodes)."""
+    """The region of a node: the path of `region` blocks, and the phase ("" for the user's own nodes)."""
 
     path: str = ""
     phase: str = ""
@@ -71,7 +71,7 @@ def region(name: str) -> Iterator[str]:
     """
     if not isinstance(name, str) or not name.strip() or "/" in name:
         raise InputError(
-            f"region: a name is a string that is not empty and has no '/', got {name!r}; nest signals"
+            f"region: a name is a string that is not empty and has no '/', got {name!r}; nest regions"
         )
     around = _CURRENT.get()
     token = _CURRENT.set(around._replace(path=f"{around.path}/{name}" if around.path else name))

@@ -269,7 +269,7 @@ class _Application:
         for region in self.plan.regions:
             if region.name not in used:
                 names = sorted({p for p in paths.values() if p}) or [n.name or "" for n in self.model.graph]
-                like = f"its signals or nodes are like {', '.join(map(repr, names[:6]))}"
+                like = f"its regions or nodes are like {', '.join(map(repr, names[:6]))}"
                 self.problems.append(
                     format_problem(region.line, region.name, f"the graph has no such region; {like}")
                 )
@@ -300,11 +300,11 @@ class _Application:
             self._report_key(named[max(named)], "stage", problem)
 
     def _check_remat(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
-        """Check that what is computed again is in a signal, and draws no random numbers, which would differ."""
+        """Check that what is computed again is in a region, and draws no random numbers, which would differ."""
         problems = {}
         for node, region in regions.items():
             if region.remat and not region_of(node).path:
-                problem = "has no signal, so its backward nodes are not known; write it in one"
+                problem = "has no region, so its backward nodes are not known; write it in one"
                 problems[region.name] = f"{node.name!r} {problem}"
             elif region.remat and draws(node):
                 problem = "draws random numbers, which would differ; use dask_ferro.tensor.nn.dropout"

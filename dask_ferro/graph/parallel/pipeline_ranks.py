@@ -58,7 +58,7 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
             continue
         if not region_of(node).path:
             problem = (
-                f"its node {node.name!r} has no signal, and a pipeline is cut by signals; write it in one"
+                f"its node {node.name!r} has no region, and a pipeline is cut by regions; write it in one"
             )
             raise plan.refusal([format_problem(region.line, region.name, problem)])
         signals.setdefault(region.stage, {})[region_of(node).path] = None

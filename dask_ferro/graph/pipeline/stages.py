@@ -107,7 +107,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
     if missing:
         there = sorted({node.region.path for node in nodes if node.region.path})
         listed = ", ".join(map(repr, missing))
-        raise InputError(f"parallelize: stages: no node has the signal {listed}; the graph has {there}")
+        raise InputError(f"parallelize: stages: no node has the region {listed}; the graph has {there}")
     return homes
 
 
@@ -153,9 +153,9 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
             late, early = homes[origin.number], homes[node.number]
             if late > early:
                 raise InputError(
-                    f"parallelize: stages: chunk {early} (signal {node.region.path!r}) reads a {origin.op_type} of"
+                    f"parallelize: stages: chunk {early} (region {node.region.path!r}) reads a {origin.op_type} of"
                     f" chunk"
-                    f" {late} (signal {origin.region.path!r}), which comes later; name signals in the data's order"
+                    f" {late} (region {origin.region.path!r}), which comes later; name regions in the data's order"
                 )
 
 

@@ -176,7 +176,7 @@ def _schedule(
         each = usual_chunks(schedule) if chunks is None else chunks
         if not isinstance(each, int) or each < 1 or len(count) % each:
             raise InputError(
-                f"schedule {schedule!r}: got {len(count)} signals, wanted a multiple of the {each} chunks of each stage"
+                f"schedule {schedule!r}: got {len(count)} regions, wanted a multiple of the {each} chunks of each stage"
             )
         return named_schedule(schedule, len(count) // each, parts, chunks)
     # A schedule's lists fix its counts; a different count given beside them is a mistake in one of the two.
@@ -188,7 +188,7 @@ def _schedule(
     if isinstance(stages, int):
         counts.append(("stages", stages, len(schedule.stages)))
     elif stages is not None:
-        counts.append(("signals", len(stages), schedule.chunks))
+        counts.append(("regions", len(stages), schedule.chunks))
     for what, got, has in counts:
         if got is not None and got != has:
             raise InputError(f"schedule {schedule.name!r}: {what}: got {got}, but it has {has}; leave it out")

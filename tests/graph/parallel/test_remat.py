@@ -157,7 +157,7 @@ def test_nodes_without_a_signal_are_refused():
     y = nn.sigmoid(x)
     model = to_model({"y": y, "g": grad(y.sum(), x)})
     with pytest.raises(
-        InputError, match=re.escape("'Sigmoid_0' has no signal, so its backward nodes are not known")
+        InputError, match=re.escape("'Sigmoid_0' has no region, so its backward nodes are not known")
     ):
         apply_plan(model, {"Sigmoid_*": REMAT})
 

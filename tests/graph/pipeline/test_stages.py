@@ -179,10 +179,10 @@ def test_a_parameter_given_twice_is_one_input():
     ("signals", "said"),
     [
         pytest.param(
-            ["layer0", "nobody"], r"no node has the signal 'nobody'; the graph has \['layer0'", id="unknown"
+            ["layer0", "nobody"], r"no node has the region 'nobody'; the graph has \['layer0'", id="unknown"
         ),
         pytest.param(
-            ["layer1", "layer0"], r"chunk 0 \(signal 'layer1'\) reads a Relu of chunk 1", id="backwards"
+            ["layer1", "layer0"], r"chunk 0 \(region 'layer1'\) reads a Relu of chunk 1", id="backwards"
         ),
     ],
 )

@@ -185,7 +185,7 @@ def test_activations_live_as_long_as_the_table_says(reference, schedule):
             id="an unknown name"),
         pytest.param({"micro_batches": 0}, "micro_batches: got 0", id="no micro-batches"),
         pytest.param({"stages": ["layer0"] * 3, "micro_batches": 2, "schedule": "zb-v"},
-            "got 3 signals, wanted a multiple of the 2 chunks", id="signals that make no whole stages"),
+            "got 3 regions, wanted a multiple of the 2 chunks", id="regions that make no whole stages"),
         pytest.param({"schedule": Schedule.of([["0F0", "0B0"]]), "micro_batches": 3},
             "micro_batches: got 3, but it has 1", id="another number of micro-batches than the schedule's"),
         pytest.param({"schedule": Schedule.of([["0F0"]])}, "has only forwards",

@@ -177,7 +177,7 @@ def test_a_large_parameter_is_in_the_graph_once(mib):
         pytest.param({"stages": None, "plan": {"layer0": {"stage": 1}}},
             r"its regions have stages \[1\], wanted 0, 1, ...", id="stages that do not begin with 0"),
         pytest.param({"net": "data", "stages": None, "plan": {"*": {"stage": 0}}},
-            "line 1: .*its node .* has no signal, and a pipeline is cut by signals", id="a stage without a signal"),
+            "line 1: .*its node .* has no region, and a pipeline is cut by regions", id="a stage without a region"),
         pytest.param({"optimizer": SGD(input("t", (), np.float64))}, r"argument \['t'\], which carries the batch",
             id="an optimizer that reads what comes in micro-batches"),
         pytest.param({"plan": {"layer9": {"stage": 0}}}, "the graph has no such region", id="no such region"),
