@@ -84,8 +84,11 @@ class ConfigError(InputError):
     >>> import dask
     >>> import dask_ferro as ff
     >>> with dask.config.set({"ferro.cache.byte": 1}):
-    ...     ff.ConfigError.__base__.__name__
-    'InputError'
+    ...     try:
+    ...         ff.from_onnx("mlp.onnx")
+    ...     except ff.ConfigError as error:
+    ...         print(error)
+    configuration: unknown key ferro.cache.byte, did you mean bytes?; `dask ferro config` lists all options
     """
 
 

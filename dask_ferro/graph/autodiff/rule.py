@@ -130,14 +130,10 @@ def _output(node: Node, size: int, known: dict[int, Array | None], dims: dict[Ha
                 # Neither differences nor quotients of unknown dimensions are the same for all sizes: the first of them
                 # is the smallest for odd sizes, and the largest for the even one.
                 number = dims.setdefault(dim or (id(first.origin), first.index, axis), len(dims))
-                power = number + 1 if size % 2 else max(_UNKNOWN_DIMS - number, 1)
-                sizes[axis] = size**power + number
-        is_small = len(dims) <= _UNKNOWN_DIMS
-        return (
-            np.array(sizes[node.attribute("start", 0) : node.attribute("end")], np.int64)
-            if is_small
-            else None
-        )
+                if number >= _UNKNOWN_DIMS:
+                    return None
+                sizes[axis] = size ** (number + 1 if size % 2 else _UNKNOWN_DIMS - number) + number
+        return np.array(sizes[node.attribute("start", 0) : node.attribute("end")], np.int64)
     if first is None or node.op_type not in _ARITHMETIC:
         return None
     feeds = {f"x{i}": _value(x, size, known, dims) for i, x in enumerate(node.inputs) if x is not None}
