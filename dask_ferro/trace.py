@@ -108,7 +108,7 @@ class About(NamedTuple):
     Attributes
     ----------
     region : str
-        The signals (`ft.region`) that its nodes were written under.
+        The regions (`ft.region`) in which its nodes were written.
     placement : str
         The placement of its outputs on the mesh, such as "S(0),R"; "" if there is none.
     stage, micro_batch : int or None
@@ -398,7 +398,7 @@ def _text(path: Path, where: str) -> str:
                 unpacked = file.read(most + 1)
             if len(unpacked) > most:
                 raise InputError(
-                    f"{where}: {len(content)} bytes unpack to more than {most}, as no trace's do"
+                    f"{where}: {len(content)} bytes unpack to more than {most}; a trace does not"
                 )
             content = unpacked
         return content.decode()
