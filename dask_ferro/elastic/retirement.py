@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 # For workers that must leave, as long as they have time.
-_NOBODY = "nobody would stay to take what they hold"
+_NO_RECEIVER = "no worker would remain to take over their results"
 
 # Requests within this time are planned together.
 _MOMENT = 0.02
@@ -243,7 +243,7 @@ class Leaving:
     def _refuse(self) -> None:
         """Refuse new requests that are not allowed whatever data the workers hold."""
         if last := self._last_of(self._new()):
-            self._stay(last, _NOBODY)
+            self._stay(last, _NO_RECEIVER)
         for departure in self._new():
             if not departure.is_forced and (why := self._obstacle(departure)):
                 self._stay(departure, why)
@@ -269,7 +269,7 @@ class Leaving:
                 departure.before[address] = Status.running if left else ws.status
                 upstream.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
             moves = {ts.key: ts.get_nbytes() for ts in unheld(departure.workers.values(), self._leavers())}
-            self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
+            self._tell("retiring", departure, keys=len(moves), nbytes=sum(moves.values()))
 
     def _last_of(self, new: list[Departure]) -> Departure | None:
         """Return a request that must wait, since no worker would be left for data and tasks."""
@@ -294,7 +294,7 @@ class Leaving:
             return f"a scheduler plugin needs {few(sorted(map(str, refused)))}"
         stay = self.scheduler.running - self._leavers()
         if tasks and not stay:
-            return "nobody would stay to run their tasks"
+            return "no worker would remain to run their tasks"
         restricted = (ts for ts in tasks if upstream.is_restricted(ts) and not ts.loose_restrictions)
         bound = [ts.key for ts in restricted if stay.isdisjoint(self.scheduler.valid_workers(ts) or ())]
         return f"tasks may run nowhere else: {few(sorted(map(str, bound)))}" if bound else ""
@@ -313,7 +313,7 @@ class Leaving:
         stay = self.scheduler.running - self._leavers()
         free = sum(free_bytes(ws) for ws in stay)
         if not stay:
-            return _NOBODY
+            return _NO_RECEIVER
         others = f"{len(stay)} other workers"
         return f"what only they hold does not fit in the {free} bytes that are free on {others}"
 
@@ -381,7 +381,7 @@ class Leaving:
 
     def _stay(self, departure: Departure, why: str) -> None:
         # The workers ask again in a moment.
-        goes_on = why == _NOBODY and departure.until - monotonic() > _LAST
+        goes_on = why == _NO_RECEIVER and departure.until - monotonic() > _LAST
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
@@ -398,7 +398,9 @@ class Leaving:
         self._departures.remove(departure)
         departure.outcome.set_result(why)
         seconds = monotonic() - departure.began
-        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **departure.lost)
+        self._tell(
+            "retire_failed" if why else "retired", departure, seconds=seconds, why=why, **departure.lost
+        )
 
     def _tell(self, action: str, departure: Departure, **more: object) -> None:
         workers = sorted(departure.before or departure.workers)

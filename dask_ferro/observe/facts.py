@@ -73,7 +73,7 @@ class Unplaced(NamedTuple):
 
     key: str
     seconds: float
-    reason: str = "nobody"
+    reason: str = "no_eligible_worker"
     workers: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     resources: Mapping[str, float] = {}

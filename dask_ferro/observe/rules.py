@@ -30,9 +30,10 @@ _SILENT, _BEATS = 3.0, 2.5
 # Seconds of silence after which it is taken to be gone: few calls hold the interpreter's lock for as long.
 _GONE = 30.0
 # Waits shorter than these seconds are no news: a restriction may be on purpose.  Steps of stealing are under way
-# within less, so that "asked" and "soon" have their own; a worker has been silent for long when it is told of.
+# within less, so that "steal_pending" and "about_to_move" have their own; a worker has been silent for long when it is
+# reported.
 _PATIENCE = 3.0
-_PATIENCE_OF = {"asked": 2.0, "soon": 2.0, "silent": 0.0}
+_PATIENCE_OF = {"steal_pending": 2.0, "about_to_move": 2.0, "worker_unresponsive": 0.0}
 # Ready tasks without any worker for these seconds; with a controller, which has to decide and to submit.
 _ALONE, _DECIDED = 3.0, 10.0
 # Seconds that a batch system takes to start a job at once, or to give a reason.
@@ -289,7 +290,11 @@ def _waits(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     lasts.sort(key=lambda one: (list(REASONS).index(one.reason), -one.seconds))
     for reason, waits in groupby(lasts, attrgetter("reason")):
         one, *others = waits
-        is_off = facts.stealing == "none" and reason in ("asked", "soon", "costs")
+        is_off = facts.stealing == "none" and reason in (
+            "steal_pending",
+            "about_to_move",
+            "transfer_too_slow",
+        )
         why, remedy = _OFF if is_off else REASONS[reason]
         long = longest.get(one.worker)
         behind = f", behind {long.key}, which has run there for {duration(long.seconds)}" if long else ""
@@ -305,7 +310,7 @@ def _likewise(number: int, what: str = "more task") -> str:
 
 
 def _severity_of(wait: WaitingTask) -> str:
-    if wait.reason != "silent":
+    if wait.reason != "worker_unresponsive":
         return "slow"
     return "error" if wait.seconds >= _GONE else "warning"
 
@@ -324,13 +329,13 @@ def _nobody(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         sentence = (
             f"{worst.key} has waited for a worker for {duration(worst.seconds)}: {why}{_likewise(number - 1)}"
         )
-        what = "nobody" if severity == "error" else "waits"
+        what = "no_eligible_worker" if severity == "error" else "waits"
         yield ClusterFinding(severity, (worst.key,), what, sentence, remedy, "graph")
 
 
 def _lacks(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
     """Return what no worker has that a task requires, how severe that is, and the remedy."""
-    if task.reason not in ("nobody", "class"):
+    if task.reason not in ("no_eligible_worker", "wrong_device"):
         why, remedy = REASONS[task.reason]
         return why, "slow", remedy
     if task.device and task.device not in facts.devices:
@@ -339,7 +344,7 @@ def _lacks(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
         return (
             why,
             "error",
-            f"start a worker with a {task.device}, or use ff.prefer_device in place of ff.require_device",
+            f"start a worker with a {task.device}, or use ff.prefer_device instead of ff.require_device",
         )
     for name, amount in sorted(task.resources.items()):
         most = facts.resources.get(name, 0)
@@ -364,7 +369,7 @@ def _lacks_worker(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
         there = few([f"{one.name} is {one.status}" for one in may if task.workers])
         why = f"it may run at {only} only, and {there or 'no worker there takes it'}"
         return why, "error", "look at those workers, start them, or submit it without workers="
-    why, remedy = REASONS["nobody"]
+    why, remedy = REASONS["no_eligible_worker"]
     return why, "error", remedy
 
 

@@ -179,7 +179,7 @@ def _unplaced(scheduler: Scheduler, stealing: Stealing | None) -> Iterator[Unpla
     for ts, since in islice(scheduler.unrunnable.items(), SOME):
         # The plugin refreshes Dask's times of the tasks that it holds back, and has its own.
         wait = known.get(ts.key)
-        seconds, reason = (now - since, "nobody") if wait is None else (wait.seconds, wait.reason)
+        seconds, reason = (now - since, "no_eligible_worker") if wait is None else (wait.seconds, wait.reason)
         # A flow that waits for threads is not told of as tasks that no worker may run.
         if seconds >= _PATIENCE and not upstream.is_held(ts):
             yield _described(scheduler, ts, seconds, reason)

@@ -252,7 +252,7 @@ class Needing(SchedulerPlugin):
 async def _results(client, workers):
     held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in workers]
     await finished_async(held)
-    return held, workers, "nobody would stay to take what they hold"
+    return held, workers, "no worker would remain to take over their results"
 
 
 async def _too_much(client, workers):
@@ -276,7 +276,7 @@ async def _bound(client, workers):
 async def _running(client, workers):
     task = client.submit(ran, "anywhere", seconds=0.3)
     await started("anywhere")
-    return task, workers, "nobody would stay to run their tasks"
+    return task, workers, "no worker would remain to run their tasks"
 
 
 async def _needed(client, workers):
@@ -304,7 +304,7 @@ async def test_stays_and_takes_tasks_again(client, scheduler, workers, scene, se
     assert all(why in reason for reason in stayed.values())
     assert await client.submit(lambda: 7, workers=[leavers[0].address]) == 7
     assert {ws.status for ws in scheduler.workers.values()} == {Status.running}
-    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "stayed"]
+    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "retire_failed"]
     assert event["workers"] == sorted(stayed)
     assert set(RAN.values()) <= {1}
     del kept
@@ -328,7 +328,7 @@ async def test_those_of_the_same_moment_do_not_receive_from_each_other(client, s
     await finished_async(held)
     assert await asyncio.gather(leave(client, first), leave(client, second)) == [{}, {}]
     assert (len(third.data), list(second.transfer_incoming_log)) == (20, [])
-    events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "leave"]
+    events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "retiring"]
     assert sorted(e["keys"] for e in events) == [0, 20]
 
 
@@ -497,7 +497,7 @@ async def test_on_an_order_what_fits_is_moved_and_the_rest_is_lost_and_told(clie
     assert count * 27 * MB <= lost["nbytes"] <= count * 28 * MB
     assert [ws.name for ws in scheduler.workers.values()] == ["1"]
     del moved
-    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "left"]
+    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "retired"]
     assert (event["results"], event["nbytes"]) == (count, lost["nbytes"])
     for future in held[:-1]:
         future.release()  # room for one

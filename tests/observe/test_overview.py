@@ -71,7 +71,7 @@ def test_a_task_that_waits_behind_a_long_one_while_workers_idle(client: Client, 
     until(lambda: client.processing()[busy], "the long task")
     held = client.submit(abs, -1, workers=[busy], key="held")
     told = named(client, "waits", f"held has waited at worker {name_of(client, busy)}", "behind long")
-    assert ": it may not run on those (workers=)" in told["sentence"]
+    assert ": it may not run on the idle workers (workers=)" in told["sentence"]
     assert (told["severity"], told["page"]) == ("slow", "ferro-stealing")
     Event("open", client=client).set()
     assert (result(long), result(held)) == (None, 1)
@@ -83,12 +83,17 @@ def test_tasks_that_no_worker_may_run(client: Client, pids: dict[str, int]) -> N
         device = client.compute(dask.delayed(abs)(-1))
     resource = client.submit(abs, -2, resources={"licence": 2}, key="resource")
     worker = client.submit(abs, -3, workers=["tcp://127.0.0.1:1"], key="worker")
-    named(client, "nobody", "it requires a worker with a gpu, and all workers have only cpu")
-    named(client, "nobody", "resource has waited", "the resource licence=2, and no worker declares that")
-    told = named(client, "nobody", "worker has waited", "it may run at 127.0.0.1:1 only")
+    named(client, "no_eligible_worker", "it requires a worker with a gpu, and all workers have only cpu")
+    named(
+        client,
+        "no_eligible_worker",
+        "resource has waited",
+        "the resource licence=2, and no worker declares that",
+    )
+    told = named(client, "no_eligible_worker", "worker has waited", "it may run at 127.0.0.1:1 only")
     assert (told["severity"], told["page"]) == ("error", "graph")
     ff.uninstall(client)  # Dask's own state is enough for these
-    named(client, "nobody", "the resource licence=2, and no worker declares that")
+    named(client, "no_eligible_worker", "the resource licence=2, and no worker declares that")
     ff.install(client)
     client.cancel([device, resource, worker])
 
@@ -123,7 +128,7 @@ def test_memory_that_is_full(client: Client, pids: dict[str, int]) -> None:
     told = named(client, "memory", f"no task starts at worker {name_of(client, full)}, which paused")
     assert told["page"] == "workers"
     behind = client.submit(abs, -1, workers=[full], key="behind")
-    named(client, "nobody", "behind has waited", "only, and")
+    named(client, "no_eligible_worker", "behind has waited", "only, and")
     kept.release()
     assert result(behind) == 1
 
@@ -151,7 +156,7 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
     assert "stealing is off, which would move it" in sentence
     # The newest tick's waits may have ended since.
     waits = (
-        WaitingTask(key, at, 9.0, 1, (), "soon")
+        WaitingTask(key, at, 9.0, 1, (), "about_to_move")
         for key, at in (("first", busy), ("gone", busy), ("second", "other"))
     )
     stealing.waits.now = [*stealing.waits.now, *waits]

@@ -116,31 +116,31 @@ ROWS = [
         id="of several with one reason the longest wait is told",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT, WAIT._replace(reason="resources"), WAIT._replace(reason="costs"))),
+        seen(BUSY, waits=(WAIT, WAIT._replace(reason="resources"), WAIT._replace(reason="transfer_too_slow"))),
         [
-            ("waits", "slow", "it may not run on those (workers=)"),
-            ("waits", "slow", "do not have the resources free"),
+            ("waits", "slow", "it may not run on the idle workers (workers=)"),
+            ("waits", "slow", "do not have enough of a resource free"),
             ("waits", "slow", "its input is so large"),
         ],
         id="each reason is a finding",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="soon"),), stealing="none"),
+        seen(BUSY, waits=(WAIT._replace(reason="about_to_move"),), stealing="none"),
         [("waits", "slow", "stealing is off")],
         id="that stealing is off is the reason",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="silent"),)),
+        seen(BUSY, waits=(WAIT._replace(reason="worker_unresponsive"),)),
         [("waits", "warning", "its worker does not answer")],
         id="a worker that does not answer has the only copy",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="silent", seconds=30.0),)),
+        seen(BUSY, waits=(WAIT._replace(reason="worker_unresponsive", seconds=30.0),)),
         [("waits", "error", "its worker does not answer")],
         id="and has not answered for long",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(worker="", reason="nobody"),)), [], id="at the scheduler: told once"
+        seen(BUSY, waits=(WAIT._replace(worker="", reason="no_eligible_worker"),)), [], id="at the scheduler: told once"
     ),
     # -- 2: a hung worker
     pytest.param(
@@ -178,7 +178,7 @@ ROWS = [
     ),
     pytest.param(
         seen(BUSY._replace(silent_for=31.0), unplaced=(Unplaced("a", 31.0),)),
-        [("hung", "error", "worker 0"), ("nobody", "error", "for 31 s: worker 0 did not report for 31 s")],
+        [("hung", "error", "worker 0"), ("no_eligible_worker", "error", "for 31 s: worker 0 did not report for 31 s")],
         id="all workers are silent for long",
     ),
     pytest.param(
@@ -253,37 +253,38 @@ ROWS = [
     # -- 6: tasks that no worker may run
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 1}),), unplaced_count=5),
-        [("nobody", "error", "a has waited for a worker for 3 s: it requires the resource GPU=1, and no worker"
-          " declares that resource; likewise 4 more tasks")],
+        [("no_eligible_worker", "error", "a has waited for a worker for 3 s: it requires the resource GPU=1, and no"
+          " worker declares that resource; likewise 4 more tasks")],
         id="a resource that no worker declares",
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 4}),), unplaced_count=1, resources={"GPU": 2}),
-        [("nobody", "error", "no worker has more than 2")],
+        [("no_eligible_worker", "error", "no worker has more than 2")],
         id="more of a resource than a worker has",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, "class", device="gpu"),), devices=("cpu",)),
-        [("nobody", "error", "it requires a worker with a gpu, and all workers have only cpu")],
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, "wrong_device", device="gpu"),), devices=("cpu",)),
+        [("no_eligible_worker", "error", "it requires a worker with a gpu, and all workers have only cpu")],
         id="a device class that is missing",
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, workers=("gone",)),)),
-        [("nobody", "error", "it may run at gone only, and no worker there takes it")],
+        [("no_eligible_worker", "error", "it may run at gone only, and no worker there takes it")],
         id="a worker that has left",
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, hosts=("node7",)),)),
-        [("nobody", "error", "it may run at node7 only, and no worker there takes it")],
+        [("no_eligible_worker", "error", "it may run at node7 only, and no worker there takes it")],
         id="a host without workers",
     ),
     pytest.param(
         seen(IDLE, WorkerSight("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
-        [("nobody", "error", "it may run at 1 only, and 1 is paused"), ("memory", "warning", "which paused")],
+        [("no_eligible_worker", "error", "it may run at 1 only, and 1 is paused"),
+         ("memory", "warning", "which paused")],
         id="a worker that is paused",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, "fresh"),), unplaced_count=1),
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, "reserved_for_new_worker"),), unplaced_count=1),
         [("waits", "slow", "it is held for a new worker")],
         id="held back for a reason",
     ),
@@ -316,7 +317,9 @@ HEALTHY = [
     ),
     *(
         pytest.param(seen(BUSY, OTHER, waits=(WAIT._replace(seconds=seconds, reason=reason),)), id=f"{reason} so far")
-        for reason, seconds in {"restricted": 1.0, "resources": 2.9, "room": 2.9, "soon": 1.9, "asked": 1.9}.items()
+        for reason, seconds in {
+            "restricted": 1.0, "resources": 2.9, "device_memory_full": 2.9, "about_to_move": 1.9, "steal_pending": 1.9,
+        }.items()
     ),
     pytest.param(seen(BUSY._replace(silent_for=2.9)), id="two heartbeats late"),
     pytest.param(seen(*(WorkerSight(str(i), silent_for=4.0) for i in range(100))), id="100 report less often"),

@@ -69,7 +69,7 @@ def test_a_cluster_is_scaled_while_it_holds_results_and_runs_a_task(site, caplog
         s.queued(lambda jobs: not jobs, "an empty queue", 10.0)
         lost = "jobs ended as scale() ordered: 20 results (560 B) held by no other worker are lost"
         until(lambda: lost in caplog.text, "a warning of what is lost", seen=lambda: caplog.text)
-    left = [event for _, event in s.client.get_events("ferro") if event["action"] == "left"]
+    left = [event for _, event in s.client.get_events("ferro") if event["action"] == "retired"]
     assert sum(event.get("results", 0) for event in left) == 20
     s.cluster.scale(1)
     assert s.client.gather(held) == list(range(20))

@@ -150,7 +150,7 @@ async def test_it_is_tried_again_until_somebody_has_room(client, scheduler):
         await finished_async(held)
         process.send_signal(signal.SIGUSR1)
         await until_async(
-            lambda: any(e["action"] == "stayed" for _, e in scheduler.get_events("ferro")),
+            lambda: any(e["action"] == "retire_failed" for _, e in scheduler.get_events("ferro")),
             "word that the worker stays",
             seen=lambda: scheduler.get_events("ferro"),
         )

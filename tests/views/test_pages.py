@@ -95,7 +95,7 @@ def test_the_log_is_as_long_after_a_day_as_after_an_hour() -> None:
     for second in range(20_000):
         log.loads.append(Sample(float(second), 0, 0, 0, 0, 0))
         log.decisions.append({"action": "scale"})
-        log.departures.append({"action": "left"})
+        log.departures.append({"action": "retired"})
     rings = (log.moves, log.loads, log.decisions, log.departures)
     assert [len(ring) for ring in rings] == [5000, 600, 500, 500]
 
@@ -294,9 +294,9 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     stealing = scheduler.extensions["stealing"]
     texts = [text for _, text in dashboard_state.elastic_picture(stealing.records).departures]
     gone, stays = dashboard_state.label(one), dashboard_state.label(other)
-    assert texts[0].startswith(f"{gone} begin to leave")
-    assert texts[1] == f"{gone} left"
-    assert texts[-1] == f"{stays} stayed: nobody would stay to take what they hold"
+    assert texts[0].startswith(f"{gone} begin to retire")
+    assert texts[1] == f"{gone} retired"
+    assert texts[-1] == f"{stays} did not retire: no worker would remain to take over their results"
     await leaving.stop()
     del held
 
