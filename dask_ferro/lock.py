@@ -141,7 +141,7 @@ def _acquired(sink: str, words: Words) -> Hold:
                 raise
             raise InputError(
                 f"{words.thing} {sink!r} cannot be written: {words.who} locks it by flock, which this system or"
-                " its file system does not have; choose a path on another one, or have it mounted with flock"
+                " its file system does not have; choose a path on another file system, or mount it with flock"
             ) from error
         # The last holder removed the file meanwhile, so the lock is on a file that has no path any more: try again.
         _close(handle)

@@ -107,28 +107,28 @@ class Elastic(upstream_deploy.Adapting):
     cluster : distributed.SpecCluster
         A LocalCluster, an `ff.SLURMCluster`, a cluster of dask-jobqueue, ...
     interval : float or str, optional
-        Seconds between decisions.  This and all other options are those of `ferro.elastic` by default.
+        Seconds between decisions.  The default of each option is the value of `ferro.elastic` in the configuration.
     minimum, maximum : int, optional
         Workers (processes).
     strict_maximum : bool
         Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within half a minute, and
         data that they could not hand over is lost.  Otherwise a job stays while its results fit nowhere else.
     efficiency : float, optional
-        The least parallel efficiency at which another job is worth its node-seconds, in (0, 1].
+        Minimum parallel efficiency at which another job is worth its node-seconds, in (0, 1].
     max_pending : int, optional
-        The most jobs pending in the queue at a time.
+        Maximum number of jobs that are pending in the queue.
     surge : int, optional
         Extra workers beyond the maximum while successors take over from jobs that are about to end.
     idle_timeout : float or str, optional
-        The least seconds for which a job is idle before it ends; it is longer where a new job would take longer.
+        Minimum idle seconds of a job before it ends; the time is longer if a new job would take longer to start.
     fail_unrunnable : bool, optional
-        Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
-        no job on its way.
+        Whether tasks fail, with the reason, while no worker can run them and every pool that could is closed and has no
+        job that is pending or starting.
 
     Raises
     ------
     InputError
-        For an unknown or invalid option, or a cluster that starts no workers by itself.
+        If an option is unknown or invalid, or the cluster cannot start workers.
 
     Examples
     --------
@@ -249,7 +249,7 @@ class Elastic(upstream_deploy.Adapting):
         self._first = self.look()
 
     def look(self) -> asyncio.Future[None]:
-        """Take a step at once; a failure is logged."""
+        """Take a step now; a failure is logged."""
         look = asyncio.ensure_future(self.adapt())
         look.add_done_callback(_log)
         return look

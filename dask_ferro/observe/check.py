@@ -59,8 +59,8 @@ class ClusterCheck:
 def check_cluster(client: Client | None = None, *, timeout: float | None = None) -> Any:
     """Compare the client, the scheduler and the workers of a cluster, and say what is wrong and what to do.
 
-    It compares versions and GPUs, tells whether the plugin is on, and has the findings of the overview: what is stuck
-    and why.  It works where dask_ferro is not installed, and changes nothing.
+    It compares versions and GPUs, states whether the plugin is installed, and has the findings of the overview: what is
+    stuck and why.  It also works if dask_ferro is not installed on the cluster, and changes nothing.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def check_cluster(client: Client | None = None, *, timeout: float | None = None)
     Raises
     ------
     InputError
-        If there is no client, or `answer` is not positive.
+        If there is no client, or `timeout` is not positive.
 
     Examples
     --------

@@ -190,7 +190,7 @@ class Tracing:
     def trace(self) -> Trace:
         """The recorded run."""
         if self._trace is None:
-            raise InputError("ff.profile: the trace is there when the block has ended")
+            raise InputError("ff.profile: the trace is available after the with block")
         return self._trace
 
     def summary(self) -> dict[str, float]:
@@ -214,21 +214,21 @@ class Tracing:
 
 
 def profile(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
-    """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
+    """Return a recording of a client's cluster: all tasks and transfers that finish while the ``with`` block runs.
 
     Parameters
     ----------
     client : distributed.Client
         Synchronous, for ``with``, or asynchronous, for ``async with``.
     tasks : int, optional
-        The most tasks kept, the newest.  The scheduler needs 0.5 kB for each.
+        Maximum number of tasks in the trace; the newest are kept.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
         Whether workers record the ops inside bundles, at 1.5 us each.  A session of ONNX Runtime is one op.
 
     Raises
     ------
     InputError
-        On entering, if the plugin is not installed; on leaving, if it was removed meanwhile.
+        If the plugin is not installed when the block begins, or was removed when it ends.
 
     Warns
     -----

@@ -187,7 +187,7 @@ class BundleCosts(Part):
                 # The interpreter is ending, and has no threads any more.
                 made()
         except (OSError, RuntimeError) as error:
-            logger.warning("dask_ferro: what tasks cost could not be written to %s: %s", self.path, error)
+            logger.warning("dask_ferro: the costs of tasks could not be written to %s: %s", self.path, error)
         self._saved = changes
 
     def facts(self) -> CostFacts:
@@ -293,7 +293,7 @@ def read(path: str) -> list[MeasuredTasks]:
         return []
     # Where nobody knows a home folder, it is a RuntimeError.
     except (OSError, RuntimeError) as error:
-        logger.warning("dask_ferro: what tasks cost in earlier runs could not be read: %s", error)
+        logger.warning("dask_ferro: the costs of tasks in earlier runs could not be read: %s", error)
         return []
     records = (opened(line) for line in lines)
     found = (measured_of(record) for record in records if record is not None)

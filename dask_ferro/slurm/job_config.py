@@ -35,8 +35,8 @@ def use(name_or_path: str | Path) -> Path:
         known = shipped()
         if path.name not in known:
             raise ConfigError(
-                f"no job configuration {path.name!r}{did_you_mean(path.name, known)}; shipped are {', '.join(known)}; "
-                "one of your own is named by its path, such as ./mine.yaml"
+                f"no job configuration {path.name!r}{did_you_mean(path.name, known)}; shipped are {', '.join(known)}. "
+                "Name your own file by its path, such as ./mine.yaml"
             )
         path = known[path.name]
     try:

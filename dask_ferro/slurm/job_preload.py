@@ -95,7 +95,7 @@ async def _report_end(worker: Worker) -> None:
             await worker.scheduler.ferro_ends(ends={str(worker.name): at})
         # without our scheduler extension, or without a scheduler, a worker still works
         except (KeyError, OSError) as error:
-            logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
+            logger.info("dask_ferro: the end of the job was not reported to the scheduler: %r", error)
 
 
 async def _look_for_scheduler(server: Nanny | Worker) -> None:

@@ -191,7 +191,7 @@ def _check_names(option: str, names: Sequence[str], table: TableSource, title: s
     there = table.schema.names
     if unknown := sorted(set(names) - set(there)):
         raise InputError(
-            f"{title}: {option}={unknown[:8]} are no columns of {table.label!r}; it has {', '.join(there[:20])}"
+            f"{title}: {option}={unknown[:8]} are not columns of {table.label!r}; it has {', '.join(there[:20])}"
         )
 
 
@@ -233,7 +233,7 @@ def _image_ends(
         )
     kept = (PATH,) if reading.keep is None else reading.keep
     if set(kept) - {PATH}:
-        raise InputError(f"{title}: passthrough={list(kept)}, and of images there is {PATH!r} alone")
+        raise InputError(f"{title}: passthrough={list(kept)}, but images have only the column {PATH!r}")
     if images.skips and not all(place.is_table for place in places.values()):
         raise InputError(
             f"{title}: unreadable='skip' needs a table as sink: a path ending in .parquet or .csv"
@@ -330,13 +330,14 @@ def open_source(source: Any, name: str) -> Any:
         if place.kind is None:
             raise InputError(f"source {place.path!r}: unknown format; wanted {_ARRAYS}, or {_TABLES}")
         raise InputError(
-            f"source {place.path!r} is no array, and goes to all inputs: pass it alone, or for input {name!r} {_ARRAYS}"
+            f"source {place.path!r} is not an array: pass it as the only source, for all inputs, or pass for input"
+            f" {name!r} {_ARRAYS}"
         )
     what = f"source of {name!r}"
     if isinstance(source, np.ndarray) or (is_dask_collection(source) and hasattr(source, "rechunk")):
         return open_array(source, what)
     raise InputError(
-        f"{what} is a {type(source).__name__}; wanted {_ARRAYS}; or as the only source {_TABLES}"
+        f"{what} is a {type(source).__name__}; wanted {_ARRAYS}, or as the only source {_TABLES}"
     )
 
 
@@ -353,7 +354,7 @@ def _fit(path: str, what: str) -> str:
     """Return a path, with the scheme of an address in small letters."""
     # An empty path is the working directory, and a null byte truncates a path.
     if not path or "\0" in path:
-        raise InputError(f"{what} {path!r} is no path; wanted {_SINKS}")
+        raise InputError(f"{what} {path!r} is not a path; wanted {_SINKS}")
     return files.resolved(path) if is_address(path) else path
 
 

@@ -219,7 +219,7 @@ def check_sources(sig: Signature, sources: Mapping[str, Any], title: str) -> int
         )
     if sig.held_elsewhere:
         raise InputError(
-            f"{title}: its rows cannot be streamed in chunks: {sig.held_elsewhere}; call the model on all rows at once"
+            f"{title}: its rows cannot be streamed in chunks: {sig.held_elsewhere}; call the model on all rows together"
         )
     if len(set(lengths.values())) > 1:
         raise InputError(f"{title}: sources differ in rows: {lengths}")

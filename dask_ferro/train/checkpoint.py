@@ -107,7 +107,7 @@ def check_is_newest(folder: str, step: int) -> None:
     if newest and newest[0] > _path_of(folder, step):
         raise InputError(
             f"fit: checkpoint {newest[0]!r} was written by another training, and this one stood at step {step}; call"
-            " ff.fit again to go on from it, or give another folder"
+            " ff.fit again to continue from it, or give another folder"
         )
 
 
@@ -167,8 +167,8 @@ def _read_manifest(path: str) -> dict[str, Any]:
         )
     if (wrote := manifest.get("format")) != _FORMAT:
         raise InputError(
-            f"fit: checkpoint {path!r}: it has format {wrote!r}, and this release of dask_ferro reads {_FORMAT!r}; go"
-            " on with the release that wrote it, or give another folder"
+            f"fit: checkpoint {path!r}: it has format {wrote!r}, and this release of dask_ferro reads {_FORMAT!r};"
+            " continue with the release that wrote it, or give another folder"
         )
     return manifest
 

@@ -160,7 +160,7 @@ class TrainingProgram:
         if rows % parts:
             raise InputError(
                 f"fit: batches: one has {rows} rows, wanted a multiple of the {parts} micro-batches; choose another"
-                " batch_size, or drop_last=True where the last batch of an epoch is smaller"
+                " batch_size, or drop_last=True if the last batch of an epoch is smaller"
             )
         self.pipeline.check(rows)
 

@@ -114,8 +114,8 @@ def check_reachable(tree: Tree) -> None:
         isinstance(leaf, ShardedArray) for leaf in leaves_of(tree)
     ):
         raise InputError(
-            "fit: the parameters are on the workers of a client that is closed, or is not the current one; go on while"
-            " it is, or from a checkpoint (checkpoint=)"
+            "fit: the parameters are on the workers of a client that is closed, or is not the current one; continue"
+            " while it is the current client, or from a checkpoint (checkpoint=)"
         )
 
 

@@ -209,8 +209,8 @@ class Fit:
             raise InputError(
                 f"fit: the loss of batch {self._now.batch} of epoch {step.epoch} (step {step.index}) is {step.loss},"
                 " wanted a finite number: a value or label is out of range, the rate too large, or gradients before it"
-                " were not finite; the training stands before this batch: mend it and go on, or have such batches left"
-                " out (nonfinite='skip')"
+                " were not finite; the training stands before this batch: repair the batch and continue, or leave"
+                " out such batches (nonfinite='skip')"
             )
         # Without early stopping nothing is counted, or a training that goes on with it would stop at once.
         if self._recipe.patience is None:
@@ -269,8 +269,8 @@ class Fit:
         last = next(batches, None)
         if last is None or (now.digest and last.digest not in ("", now.digest)):
             raise InputError(
-                f"fit: batches: batch {number} of epoch {epoch} is another one than before; give the same data in the"
-                " same order, such as a list, or a function from an epoch's number to its batches"
+                f"fit: batches: batch {number} of epoch {epoch} differs from the earlier run's; give the same data in"
+                " the same order, such as a list, or a function from an epoch's number to its batches"
             )
         return batches if now.batch else self._batches.epoch(now.epoch, 0)
 

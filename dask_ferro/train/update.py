@@ -70,7 +70,7 @@ class LossScaler:
     Raises
     ------
     InputError
-        A number that is no power of two, or out of range.
+        If a number is not a power of two, or is out of range.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class LossScaler:
                 )
         if not isinstance(self.interval, int) or self.interval < 1:
             raise InputError(
-                f"loss scale: interval: got {self.interval!r}, wanted a number of steps from 1 on"
+                f"loss scale: interval: got {self.interval!r}, wanted a number of steps of at least 1"
             )
 
 

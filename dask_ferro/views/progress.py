@@ -26,8 +26,9 @@ _WIDE = 24
 def progress(*running: Any, notebook: bool | None = None) -> Any:
     """Show the progress of futures: bundles and ops done, ops per second, and the projected seconds left.
 
-    In a terminal it returns when all futures have finished or failed, and Ctrl-C ends the display alone; in a notebook
-    it returns at once, and the line keeps updating.  If standard error is no terminal, it writes one line at the end.
+    In a terminal it returns when all futures have finished or failed, and Ctrl-C ends only the display.  In a notebook
+    it returns immediately, and the line keeps updating.  If standard error is not a terminal, it writes one line at the
+    end.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
     Returns
     -------
     None
-        With an asynchronous client in a terminal, an awaitable.
+        An awaitable for an asynchronous client in a terminal.
 
     Raises
     ------

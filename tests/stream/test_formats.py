@@ -277,7 +277,7 @@ def test_a_source_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
 
 def test_a_table_goes_to_all_inputs(tmp_path):
     path = table(tmp_path, {"a": [1.0]})
-    with pytest.raises(ff.InputError, match="is no array, and goes to all inputs"):
+    with pytest.raises(ff.InputError, match="is not an array: pass it as the only source"):
         ff.predict_files(mlp(), {"x": path}, tmp_path / "y.npy")
 
 
@@ -400,7 +400,7 @@ def test_which_output_goes_where(sink, wanted):
 
 @pytest.mark.parametrize("path", ["", "x\0.npy"])
 def test_what_is_no_path_is_called_that(path):
-    with pytest.raises(ff.InputError, match="is no path"):
+    with pytest.raises(ff.InputError, match="is not a path"):
         open_source(path, "x")
-    with pytest.raises(ff.InputError, match="is no path"):
+    with pytest.raises(ff.InputError, match="is not a path"):
         named_places(["y"], path)

@@ -429,7 +429,7 @@ def test_other_settings_of_the_optimizer_hold_and_are_told(saved, tmp_path):
 def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(steps, batch, saved, tmp_path):
     copytree(saved / f"step-{steps:012}", tmp_path / "made" / f"step-{steps:012}")
     with pytest.raises(
-        InputError, match=f"batch {batch} of epoch 0 is another one than before; give the same data"
+        InputError, match=f"batch {batch} of epoch 0 differs from the earlier run's; give the same data"
     ):
         ran(checkpoint=tmp_path / "made", data={name: value + 1 for name, value in data().items()})
 
@@ -451,5 +451,7 @@ def test_a_checkpoint_of_another_release_is_refused(saved, tmp_path):
     copytree(saved, tmp_path / "made")
     file = tmp_path / "made" / "step-000000000003" / "manifest.json"
     file.write_bytes(sealed({**opened(file.read_bytes()), "format": "checkpoint 9"}))
-    with pytest.raises(InputError, match=r"format 'checkpoint 9', and .* reads '.* 3'; go on with the rel"):
+    with pytest.raises(
+        InputError, match=r"format 'checkpoint 9', and .* reads '.* 3'; continue with the rel"
+    ):
         ran(checkpoint=tmp_path / "made", steps=0)

@@ -215,10 +215,12 @@ def open_csv(path: str, options: CsvOptions) -> CsvTable:
         raise InputError(f"source {path!r} has one column, {schema.names[0]!r}: pass separator={other[0]!r}")
     chosen = {name: _type_of(kind) for name, kind in options.types}
     if unknown := sorted(set(chosen) - set(schema.names)):
-        raise InputError(f"types={unknown} are no columns of {path!r}; it has {', '.join(schema.names[:20])}")
+        raise InputError(
+            f"types={unknown} are not columns of {path!r}; it has {', '.join(schema.names[:20])}"
+        )
     fields = [pa.field(field.name, chosen.get(field.name, field.type)) for field in schema]
     if damaged := [f.name for f in fields if pa.types.is_binary(f.type) and f.name not in chosen]:
-        raise _misread(path, f"column {damaged[0]!r} has bytes that are no UTF8")
+        raise _misread(path, f"column {damaged[0]!r} has bytes that are not UTF-8")
     return CsvTable(path, pa.schema(fields), rows, tuple(schema.names), options, opened, marks)
 
 
@@ -260,7 +262,7 @@ def _type_of(name: str) -> Any:
         return pa.string() if name in ("str", "object", "category") else pa.type_for_alias(str(name))
     except ValueError:
         raise InputError(
-            f"types: {name!r} is no type; wanted one of pyarrow's, such as 'string' or 'float64'"
+            f"types: {name!r} is not a type; wanted one of pyarrow's, such as 'string' or 'float64'"
         ) from None
 
 
@@ -277,7 +279,7 @@ def _marks(path: str, options: CsvOptions) -> tuple[tuple[int, ...], int]:
         breaks = np.flatnonzero(data == _BREAK)
         if not len(breaks) and not records and b"\r" in block:
             raise InputError(
-                f"source {path!r}: its lines end with a carriage return alone; end them with a newline"
+                f"source {path!r}: its lines end with a carriage return only; end them with a newline"
             )
         quoted = np.flatnonzero(data == _QUOTE)
         breaks = breaks[(np.searchsorted(quoted, breaks) + quotes) % 2 == 0]
