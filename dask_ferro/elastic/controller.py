@@ -23,7 +23,7 @@ from distributed.metrics import time
 
 from dask_ferro import config
 from dask_ferro.elastic import scheduler_rpc
-from dask_ferro.elastic.facts import staffed, unrunnable
+from dask_ferro.elastic.facts import scaling_facts, unrunnable_tasks
 from dask_ferro.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.elastic.providers import Pools, pools_of
 from dask_ferro.elastic.report import closed_text, shortage
@@ -279,7 +279,7 @@ class Elastic(upstream_deploy.Adapting):
         kept = {job.name for job in jobs if now < ongoing.not_before.get(job.name, 0.0)}
         for name in ongoing.not_before.keys() - kept:  # also of jobs that ended otherwise
             del ongoing.not_before[name]
-        staff = staffed(now, self._pools, jobs, facts, ongoing.leaving, kept)
+        staff = scaling_facts(now, self._pools, jobs, facts, ongoing.leaving, kept)
         for one in staff.jobs:
             if one.state == RUNNING and one.ends_in < math.inf:
                 ongoing.lifetimes[one.pool] = max(ongoing.lifetimes.get(one.pool, 0.0), one.age + one.ends_in)
@@ -289,7 +289,7 @@ class Elastic(upstream_deploy.Adapting):
         ongoing.surplus = decision.surplus
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
-            for resources, why in unrunnable(staff, facts):
+            for resources, why in unrunnable_tasks(staff, facts):
                 await self.scheduler.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, kind: Pool) -> Pool:
@@ -327,7 +327,7 @@ class Elastic(upstream_deploy.Adapting):
         for name in self._overtaken & self._ongoing.leaving.keys() & jobs.keys() - self._ongoing.ordered:
             self._leave(jobs[name], workers, math.inf, ordered=True)
         self._overtaken.clear()
-        await self._report(decision, staff, _pending(jobs.values(), staff.pools))
+        await self._report(decision, staff, _pending_jobs(jobs.values(), staff.pools))
 
     def _say(self, why: str, jobs: Iterable[str] = ()) -> None:
         """Pass the reason for the next requests or releases to the pools."""
@@ -396,7 +396,7 @@ class Elastic(upstream_deploy.Adapting):
             "reasons": dict(reasons),
             "pending": pending,
             "node_seconds": self.node_seconds,
-            "closed": {pool.name: _closed(pool) for pool in staff.pools if pool.closed},
+            "closed": {pool.name: _closed_pool(pool) for pool in staff.pools if pool.closed},
             "queue_wait": {pool.name: pool.queue_wait for pool in staff.pools},
             "actions": [action_text(action) for action in decision.actions],
             "done": [action_event(action) for action in decision.actions],
@@ -434,7 +434,7 @@ def loss_text(lost: Mapping[str, int]) -> str:
     return f"{text}; Dask recomputes those that are needed"
 
 
-def _pending(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, PendingJobs]:
+def _pending_jobs(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, PendingJobs]:
     """Return the pending jobs by pool."""
     expected = {kind.name: kind.queue_wait for kind in kinds}
     rows: dict[str, PendingJobs] = {}
@@ -450,7 +450,7 @@ def _pending(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, Pendin
     return rows
 
 
-def _closed(pool: Pool) -> ClosedPool:
+def _closed_pool(pool: Pool) -> ClosedPool:
     return {"why": pool.closed, "until": pool.closed_until, "output": pool.output, "paused": pool.is_paused}
 
 

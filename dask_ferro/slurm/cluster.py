@@ -34,12 +34,12 @@ from dask_ferro.scheduler.plugin import put_on
 from dask_ferro.scheduler.upstream_jobqueue import job_keywords
 from dask_ferro.slurm.cancel_queue import Cancellation
 from dask_ferro.slurm.cluster_options import (
+    check_cluster_name,
+    check_job_name,
     check_options,
-    checked_cluster_name,
-    checked_name,
     section_of,
 )
-from dask_ferro.slurm.commands import Refused
+from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_book import JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.slurm.job_pools import PAUSE, ClusterPools, JobPools
@@ -129,17 +129,19 @@ class SLURMCluster(ElasticCluster):
         overrides = keywords.pools or {}
         check_options(job_cls, section, options, overrides)
         config.value("elastic.failures")  # an invalid one is reported now
-        job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
+        job_name = check_job_name(
+            options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker")
+        )
         self._tag = new_tag()
         every = {"preemptible": keywords.preemptible}
         self._kinds = {DEFAULT: every} | {name: every | dict(pool) for name, pool in overrides.items()}
         name = options.get("name")
-        self._name_prefix = None if name is None else checked_cluster_name(name)
+        self._name_prefix = None if name is None else check_cluster_name(name)
         self._begin(job_name, read(Patience, f"{WHO}: timeouts", keywords.timeouts or {}))
         options |= {"job_name": job_name, "retire_before": keywords.retire_before, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
-        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)
+        options["scheduler_options"] = _add_plugin(options.get("scheduler_options"), section)
         super().__init__(n_workers, **options)
 
     def _begin(self, job_name: str, patience: Patience) -> None:
@@ -242,7 +244,7 @@ class SLURMCluster(ElasticCluster):
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 words = f"log_directory {str(folder)!r} cannot be created: {error.strerror}; give another one"
-                raise Refused(words, PERMANENT) from error
+                raise RefusedError(words, PERMANENT) from error
         return self._script(pool, first)
 
     # -- the names of workers --------------------------------------------------------------------------------
@@ -460,7 +462,7 @@ class SLURMCluster(ElasticCluster):
         return landed and gone
 
 
-def _with_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:
+def _add_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:
     """Return the scheduler's options with our plugin as a preload, unless they set preloads."""
     stated = (dask.config.get(f"{section}.scheduler-options", None) if options is None else options) or {}
     configured = dask.config.get("distributed.scheduler.preload") or []

@@ -20,7 +20,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 import dask_ferro as ff
 from dask_ferro.elastic import evacuation
 from dask_ferro.elastic.recompute import Recompute
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of, put_on
 from tests import clusters
 from tests.clusters import running
@@ -133,7 +133,7 @@ async def started(name, count=1):
 def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_killed_meanwhile():
     """Stock: of 4 -> 1 with 20 held results, 15 are lost and computed again."""
     with running(4) as client:
-        client.run_on_scheduler(put_on, part=Roster())
+        client.run_on_scheduler(put_on, part=ScalingRPC())
         *leavers, stays, killed = list(client.cluster.scheduler.workers)
         held = [client.submit(bytes, 3 * MB + i, workers=[leavers[i % 2]]) for i in range(20)]
         scattered = client.scatter(bytes(5000), workers=leavers[:1])
@@ -142,7 +142,7 @@ def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_kill
 
         async def go():
             going = asyncio.ensure_future(client.cluster.scheduler_comm.ferro_leave(addresses=leavers))
-            moving = part_of(client.cluster.scheduler, Roster).leaving.moving
+            moving = part_of(client.cluster.scheduler, ScalingRPC).leaving.moving
             await until_async(lambda: moving.moves, "a move that has begun", every=0.001)
             os.kill(pid, signal.SIGKILL)
             return await going
@@ -422,7 +422,7 @@ async def test_when_the_cluster_ends_nobody_leaves_any_more(client, scheduler, w
     first, second = workers
     task = await occupied(client, first, "over")
     leaving = asyncio.ensure_future(leave(client, first, must=True))
-    await until_async(lambda: part_of(scheduler, Roster).leaving.is_on, "somebody to leave")
+    await until_async(lambda: part_of(scheduler, ScalingRPC).leaving.is_on, "somebody to leave")
     await client.scheduler.ferro_over()
     assert await leaving == {first.address: "leaving was stopped"}
     answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)

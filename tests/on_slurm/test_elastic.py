@@ -15,7 +15,7 @@ import dask
 import pytest
 from distributed import Event
 
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of
 from tests.on_slurm.tools import away, busy, command, followed, place_of, queue, suspicion, waits
 from tests.waiting import finished, opened, result, until
@@ -30,7 +30,7 @@ def nodes(cluster: Any) -> list[str]:
 
 def times_left(dask_scheduler: Any) -> list[float]:
     """Return the seconds that each worker has left; runs on the scheduler."""
-    return [row["ends_in"] for row in part_of(dask_scheduler, Roster).roster()["workers"].values()]
+    return [row["ends_in"] for row in part_of(dask_scheduler, ScalingRPC).roster()["workers"].values()]
 
 
 def test_a_cluster_is_scaled_while_it_holds_results_and_runs_a_task(site, caplog):

@@ -20,7 +20,7 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import dask_ferro as ff
-from dask_ferro.elastic.retirement import Leaving
+from dask_ferro.elastic.retirement import Retirements
 from dask_ferro.observe import dashboard_state
 from dask_ferro.observe.dashboard_state import (
     Backlog,
@@ -286,7 +286,7 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     one, other = scheduler.workers
     await finished_async(client.submit(bytes, 1000, key="kept", workers=[one]))
     held = client.submit(bytes, 1000, key="kept")
-    leaving = Leaving(scheduler)
+    leaving = Retirements(scheduler)
     stayed, _ = await leaving.leave([one])
     assert stayed == {}
     stayed, _ = await leaving.leave([other])
