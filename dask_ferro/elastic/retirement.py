@@ -111,7 +111,7 @@ class Retirements:
     ) -> tuple[dict[str, str], Counter[str]]:
         """Retire workers; return those that stay with the reason, and the loss, once the others are gone.
 
-        Parameters are those of `Roster.leave`.
+        Parameters are those of `ScalingRPC.leave`.
         """
         until = inf if seconds is None else monotonic() + max(seconds, 0.0)
         found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}

@@ -63,7 +63,7 @@ class _Affinity:
     Raises
     ------
     InputError
-        For an unknown device, or an invalid pattern.
+        If the device is unknown, or the pattern is invalid.
     """
 
     device: str
@@ -126,7 +126,7 @@ class prefer_device(_Affinity):
     Raises
     ------
     InputError
-        For an unknown device, or an invalid pattern.
+        If the device is unknown, or the pattern is invalid.
 
     Examples
     --------

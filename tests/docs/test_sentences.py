@@ -93,7 +93,7 @@ def test_sentences_are_read_over_lines_and_outside_of_code_tests_and_figures():
 def test_docstrings_of_public_names_and_messages_are_read():
     found = findings(module_passages(MODULE, {"total": (DOCSTRING.strip(), 4)}))
     assert [(f.line - 4, f.pattern.name) for f in found] == [
-        (3, "first-word"), (8, "elliptical"), (8, "is-no-noun"), (13, "raises-if"),
+        (3, "first-word"), (8, "is-no-noun"), (8, "elliptical"), (13, "raises-if"),
         (21, "is-no-noun"), (21, "alone"), (22, "programs-do-not-tell"),
     ]  # fmt: skip
 
