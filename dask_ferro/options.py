@@ -86,7 +86,7 @@ def _field(default: Any, help: str, unit: str, allowed: str, reader: Callable[[A
     return field(default=option.parsed(default), metadata={"option": option})
 
 
-def _refused() -> Any:
+def _refuse() -> Any:
     raise ValueError
 
 
@@ -122,8 +122,8 @@ def _number(
         if none and (value is None or value == nothing or is_off):
             return nothing
         # In Python True is 1: `yes` would be a second, or a byte.
-        result = _refused() if isinstance(value, bool) else convert(value)
-        return result if (least < result if above else least <= result) and result <= most else _refused()
+        result = _refuse() if isinstance(value, bool) else convert(value)
+        return result if (least < result if above else least <= result) and result <= most else _refuse()
 
     return _field(default, help, unit, allowed, read)
 
@@ -153,7 +153,7 @@ def count(default: Any, help: str, unit: str, *, least: int = 1, **bounds: Any) 
     """Return a field with a whole number."""
 
     def convert(value: Any) -> int:
-        return int(value) if float(value).is_integer() else _refused()
+        return int(value) if float(value).is_integer() else _refuse()
 
     return _number(default, help, unit, "a whole number", convert, least=least, **bounds)
 
@@ -196,7 +196,7 @@ def path(default: str | None, help: str) -> Any:
     def read(value: Any) -> str | None:
         if value is None or value is False:
             return None
-        return str(fspath(value)) if isinstance(value, str | PathLike) else _refused()
+        return str(fspath(value)) if isinstance(value, str | PathLike) else _refuse()
 
     return _field(default, help, "path", "a path, or null", read)
 
@@ -205,7 +205,7 @@ def mapping(help: str, unit: str) -> Any:
     """Return a field with values by name; null is None."""
 
     def read(value: Any) -> Mapping[str, Any] | None:
-        return value if value is None or isinstance(value, Mapping) else _refused()
+        return value if value is None or isinstance(value, Mapping) else _refuse()
 
     return _field(None, help, unit, "a mapping of names to values, or null", read)
 

@@ -375,12 +375,12 @@ def _row(line: str) -> Span | TracedTask:
         if type(row["dependencies"]) is not list:
             raise ValueError(f"got {row['dependencies']!r}, wanted keys")
         row["dependencies"] = _key(row["dependencies"])
-        row["about"] = _checked(About(*row["about"] or ()))
-    record: Span | TracedTask = _checked(kind(**row))
+        row["about"] = _check_record(About(*row["about"] or ()))
+    record: Span | TracedTask = _check_record(kind(**row))
     return record
 
 
-def _checked(record: Any) -> Any:
+def _check_record(record: Any) -> Any:
     for name, value in zip(record._fields, record, strict=True):
         fits, wanted = _WANTED.get(name, (None, ""))
         if fits is not None and not fits(value):

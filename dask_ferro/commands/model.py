@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from dask_ferro.commands.arguments import AT_LEAST_ONE, FILE, as_json, in_folder
+from dask_ferro.commands.arguments import AT_LEAST_ONE, FILE, as_json, check_folder
 from dask_ferro.commands.faults import Command, wants_debug
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.summary import OpRow
@@ -86,7 +86,7 @@ _granularities = click.option(
     "--output",
     "sink",
     type=click.Path(dir_okay=False, path_type=Path),
-    callback=lambda *given: _array_file(*given) and in_folder(*given),
+    callback=lambda *given: _array_file(*given) and check_folder(*given),
     help="Where to write the outputs.",
 )
 @click.option("--workers", type=AT_LEAST_ONE, help="Worker processes to start  [default: one per core]")
@@ -179,8 +179,8 @@ def show_trial(out: Console, trial: Trial) -> None:
     cluster = f"{len(place.workers)} workers, {place.slots} threads, scheduler {place.scheduler}"
     head = {
         "model": f"{trial.model} ({trial.digest[:12]})",
-        "inputs": f"{_listed(trial.inputs)}  ({trial.source})",
-        "outputs": _listed([f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items()]),
+        "inputs": f"{_join_values(trial.inputs)}  ({trial.source})",
+        "outputs": _join_values([f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items()]),
         "tasks": _tasks(trial),
         "cluster": f"{cluster}, dashboard {place.dashboard}" if place.dashboard else cluster,
     }
@@ -197,7 +197,7 @@ def show_trial(out: Console, trial: Trial) -> None:
     facts(out, _times(trial))
 
 
-def _listed(texts: Iterable[object]) -> str:
+def _join_values(texts: Iterable[object]) -> str:
     return "; ".join(at_most(_VALUES_SHOWN, map(str, texts), before="and ")) or "none"
 
 
@@ -233,9 +233,9 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
     """Print a model's inputs, outputs, weights, operators, bundles and problems."""
     head = {
         "model": f"{inventory.name} ({inventory.digest[:12]}), opset {inventory.opset}",
-        "weights": f"{size(inventory.weight_bytes)}, {_held(inventory.mapped)}",
-        "inputs": _listed(inventory.inputs),
-        "outputs": _listed(inventory.outputs),
+        "weights": f"{size(inventory.weight_bytes)}, {_weights_text(inventory.mapped)}",
+        "inputs": _join_values(inventory.inputs),
+        "outputs": _join_values(inventory.outputs),
     }
     facts(out, head)
     total = sum(row.seconds for row in inventory.ops)
@@ -260,11 +260,11 @@ def _engines(inventory: Inventory, row: OpRow) -> tuple[str, str]:
     return ", ".join(parts if len(chosen) > 1 else chosen), others
 
 
-def _held(mapped: Sequence[str]) -> str:
+def _weights_text(mapped: Sequence[str]) -> str:
     """Return how the weights are held: read into memory, or mapped from which files."""
     if not mapped:
         return "read into memory"
-    files = _listed([Path(path).name for path in mapped])
+    files = _join_values([Path(path).name for path in mapped])
     return f"mapped from {files}: do not modify them while the model is used"
 
 

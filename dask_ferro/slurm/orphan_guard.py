@@ -162,4 +162,4 @@ def _release_all() -> None:
     _living.clear()
 
 
-portable.at_fork(after_in_child=_release_all)
+portable.register_at_fork(after_in_child=_release_all)

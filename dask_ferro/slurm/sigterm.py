@@ -99,7 +99,7 @@ def _forget() -> None:
 
 
 _forks = threading.local()
-portable.at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
+portable.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
 
 
 async def end(server: Nanny | Worker) -> None:

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, Self
 
 from dask_ferro.errors import InputError
 from dask_ferro.lock import SUFFIX as LOCK
-from dask_ferro.lock import held as held_paths
-from dask_ferro.lock import record, refused
+from dask_ferro.lock import held_error, record
+from dask_ferro.lock import hold_locks as held_paths
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
@@ -288,7 +288,7 @@ class AddressLock:
         except FileExistsError:
             holder = self._holder()
             if holder.get("host") != socket.gethostname() or _is_alive(holder.get("pid", 0)):
-                error = refused(self.sink, holder or None)
+                error = held_error(self.sink, holder or None)
                 raise InputError(f"{error}; if that process has ended, remove {self.path!r}") from None
             files.put(self.path, content)
             self.check()

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lock import Hold
+from dask_ferro.lock import HeldLock
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.run import Step
 from dask_ferro.lower.ranks.sharded import gather
@@ -130,7 +130,7 @@ class Fit:
         self._failure: BaseException | None = None
         # Steps of the next group, and of any.
         self._size, self._limit = 1, _GROUP_STEPS
-        self._holds: list[Hold] = []
+        self._holds: list[HeldLock] = []
         if recipe.folder is not None:
             checkpoint.check_types(self._types)
         # Batches of known sizes are checked before any is computed; others when they come.

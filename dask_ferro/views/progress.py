@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from dask_ferro.errors import InputError
-from dask_ferro.local.progress import Progress, followed
+from dask_ferro.local.progress import Progress, follow
 from dask_ferro.notebook import LiveLine, is_notebook
 from dask_ferro.views.terminal import console
 from dask_ferro.words import count, duration
@@ -71,14 +71,14 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
 
 
 async def _in_cell(client: Client, futures: Sequence[Future], shown: LiveLine) -> None:
-    async for seen in followed(client, futures):
+    async for seen in follow(client, futures):
         shown.show(words(seen), last=seen.status == "finished")
 
 
 async def _in_terminal(client: Client, futures: Sequence[Future]) -> None:
     newest = None
     with bar() as show:
-        async for newest in followed(client, futures):
+        async for newest in follow(client, futures):
             if show is not None:
                 show(newest)
     if newest is None or newest.status != "finished":

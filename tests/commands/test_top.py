@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.screen import Screen
 
 import dask_ferro as ff
-from dask_ferro.commands.top import arranged, screen, show_once
+from dask_ferro.commands.top import screen, show_once, sort_workers
 from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import InputError
 from dask_ferro.observe.top import look, where
@@ -93,7 +93,7 @@ def test_arranged(field, text, wanted):
         worker("w10", backlog=3.0, threshold=0.001),
         worker("w2", backlog=2.0, running=["mlp-softmax 1"]),
     ]
-    assert [row["name"] for row in arranged(workers, Choice(field, text))] == wanted
+    assert [row["name"] for row in sort_workers(workers, Choice(field, text))] == wanted
 
 
 @pytest.mark.parametrize(
