@@ -12,7 +12,7 @@ from dask_ferro.commands.faults import Command, exit_with
 from dask_ferro.elastic.options import bounds_of
 from dask_ferro.local.foreground import run_foreground, scripts
 from dask_ferro.slurm.job_config import use
-from dask_ferro.views.terminal import console, facts
+from dask_ferro.views.terminal import console, print_facts
 
 
 @click.command(cls=Command)
@@ -71,7 +71,9 @@ def cluster(
 
     def started(running: Any) -> None:
         dashboard = running.dashboard_link or "none"
-        facts(console(), {"scheduler": running.scheduler_address, "dashboard": dashboard, "workers": workers})
+        print_facts(
+            console(), {"scheduler": running.scheduler_address, "dashboard": dashboard, "workers": workers}
+        )
 
     stopped_by = run_foreground(bounds, started, click.echo, scheduler_file, config_name=config_name, **named)
     if stopped_by is None:

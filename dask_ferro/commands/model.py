@@ -22,7 +22,7 @@ from dask_ferro.local.array_files import check_writable
 from dask_ferro.local.model_run import RunRequest, Trial, trial
 from dask_ferro.lower.model.inventory import Inventory, inventory
 from dask_ferro.views.progress import bar
-from dask_ferro.views.terminal import console, facts, table
+from dask_ferro.views.terminal import console, print_facts, table
 from dask_ferro.words import at_most, count, duration, many, share, size
 
 # A model at "op" granularity may have thousands of bundles; the costliest show where the time goes.
@@ -184,7 +184,7 @@ def show_trial(out: Console, trial: Trial) -> None:
         "tasks": _tasks(trial),
         "cluster": f"{cluster}, dashboard {place.dashboard}" if place.dashboard else cluster,
     }
-    facts(out, head)
+    print_facts(out, head)
     total = sum(row.seconds for row in trial.ops)
     title = "ops, as projected" + (f"; the model runs {trial.runs} times" if trial.runs > 1 else "")
     ops = [(row.op, *_costs(row, trial.runs, total)) for row in trial.ops]
@@ -194,7 +194,7 @@ def show_trial(out: Console, trial: Trial) -> None:
     title = "where it ran" + _cut(len(busiest), _WORKERS_SHOWN, "busiest workers")
     table(out, title, ("worker", "tasks", "busy", "of the run"), workers[:_WORKERS_SHOWN])
     out.print()
-    facts(out, _times(trial))
+    print_facts(out, _times(trial))
 
 
 def _join_values(texts: Iterable[object]) -> str:
@@ -237,7 +237,7 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
         "inputs": _join_values(inventory.inputs),
         "outputs": _join_values(inventory.outputs),
     }
-    facts(out, head)
+    print_facts(out, head)
     total = sum(row.seconds for row in inventory.ops)
     nodes = sum(row.nodes for row in inventory.ops)
     title = f"{nodes} ops, costs projected for {many(inventory.rows, 'row')}"
@@ -279,7 +279,7 @@ def _show_bundles(out: Console, inventory: Inventory, plan: Plan) -> None:
         "work": f"{duration(inventory.bound.work)} on one thread",
         "critical path": duration(inventory.bound.path),
     }
-    facts(out, times)
+    print_facts(out, times)
 
 
 def _bundle(number: int, bundle: Bundle) -> tuple[str, ...]:

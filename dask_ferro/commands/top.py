@@ -31,9 +31,9 @@ from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import InputError
 from dask_ferro.observe.findings import ClusterFinding
 from dask_ferro.observe.summary import FLOW_COLUMNS, flow_cells
-from dask_ferro.observe.top import ask, look, where
+from dask_ferro.observe.top import address_source, ask, take_snapshot
 from dask_ferro.scheduler.flow_log import FlowRow
-from dask_ferro.views.terminal import console, facts, findings, grid, lines, table
+from dask_ferro.views.terminal import console, findings, grid, lines, print_facts, table
 from dask_ferro.words import count, duration, many, natural, printable, share, size
 
 # A `SchedulerLook`, and a `WorkerLook` of it.
@@ -124,7 +124,7 @@ def top(
     dask ferro top --scheduler tcp://host:8786 --sort memory
     dask ferro top --scheduler-file scheduler.json --once
     """
-    address, choice = where(scheduler, scheduler_file), Choice(_FIELDS[sort], pattern)
+    address, choice = address_source(scheduler, scheduler_file), Choice(_FIELDS[sort], pattern)
     # The screen needs a POSIX terminal.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(address, choice, as_json))
@@ -176,7 +176,7 @@ async def watch(where: Callable[[], str], choice: Choice, interval: float) -> No
             began = loop.time()
             try:
                 # Polled while paused too, to tell whether the scheduler still answers.
-                newest, trouble, lost = await ask(where, look), "", began
+                newest, trouble, lost = await ask(where, take_snapshot), "", began
                 seen = seen if choice.is_paused and seen else newest
             except OSError as error:
                 trouble = f"no answer from the scheduler for {began - lost:.0f} s, trying again: {error}"
@@ -305,7 +305,7 @@ async def print_once(where: Callable[[], str], choice: Choice, as_json: bool) ->
         If the scheduler does not answer.
     """
     try:
-        seen = await ask(where, look)
+        seen = await ask(where, take_snapshot)
     except OSError as error:
         raise InputError(f"no scheduler answers: {error or 'timed out'}") from error
     rows = sort_workers(seen["workers"], choice)
@@ -318,7 +318,9 @@ async def print_once(where: Callable[[], str], choice: Choice, as_json: bool) ->
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print what is wrong, the cluster's figures, and a table of all workers with all columns."""
     out.print(findings(_findings(seen)))
-    facts(out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))})
+    print_facts(
+        out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))}
+    )
     if flows := _flows(seen):
         table(out, "flows", FLOW_COLUMNS, flows, left=2)
     columns = sorted(_COLUMNS, key=lambda column: not column.is_text)

@@ -14,7 +14,7 @@ from dask_ferro.elastic.report import closed_text
 from dask_ferro.errors import InputError
 from dask_ferro.local.local_cluster import LocalCluster
 from dask_ferro.local.sigint import defer_sigint
-from dask_ferro.observe.top import where
+from dask_ferro.observe.top import address_source
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler.events import TOPIC
 
@@ -33,7 +33,7 @@ def connect(address: str) -> Iterator[Client]:
         If no scheduler answers at the address, or it has no workers.
     """
     # An invalid address is reported at once: Dask's client would wait when it is closed.
-    where(address)
+    address_source(address)
     # Not the default: a client that fails to connect would remain the process's default client.
     try:
         client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)

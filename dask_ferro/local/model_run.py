@@ -30,7 +30,7 @@ from dask_ferro.local.progress import Progress, follow
 from dask_ferro.lower.model.collection import Model, from_onnx, opened_of
 from dask_ferro.lower.model.inventory import spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
-from dask_ferro.observe.tracing import checked, profile
+from dask_ferro.observe.tracing import profile, trace_suffix
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def trial(
     arrays, origin = _inputs(request, model)
     _check_sink(request.sink, model)
     if request.trace:
-        checked(request.trace)
+        trace_suffix(request.trace)
     # Unsuitable inputs are reported before a cluster is started.
     model(arrays)
     with _client(request) as client:

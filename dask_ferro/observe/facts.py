@@ -26,7 +26,7 @@ class RunningTask(NamedTuple):
     seconds: float
 
 
-class WorkerSight(NamedTuple):
+class WorkerView(NamedTuple):
     """A worker as the scheduler sees it.
 
     Attributes
@@ -166,7 +166,7 @@ class ClusterFacts:
 
     now: float = 0.0
     stealing: str = ""
-    workers: tuple[WorkerSight, ...] = ()
+    workers: tuple[WorkerView, ...] = ()
     threads: int = 0
     tasks: Mapping[str, int] = field(default_factory=dict)
     running: int = 0

@@ -18,9 +18,9 @@ from dask_ferro.observe.facts import (
     ClusterFacts,
     ProcessFacts,
     Unplaced,
-    WorkerSight,
+    WorkerView,
 )
-from dask_ferro.observe.findings import ClusterFinding, fault, ordered
+from dask_ferro.observe.findings import ClusterFinding, fault, sort_findings
 from dask_ferro.policy.waits import REASONS, WaitingTask
 from dask_ferro.words import duration, few, many, size
 
@@ -59,7 +59,7 @@ Rule = Callable[[ClusterFacts], Iterator[ClusterFinding]]
 
 def findings(facts: ClusterFacts) -> tuple[ClusterFinding, ...]:
     """Return what is wrong, the most severe first."""
-    return ordered(chain.from_iterable(rule(facts) for rule in _RULES))
+    return sort_findings(chain.from_iterable(rule(facts) for rule in _RULES))
 
 
 # ---- what processes say of themselves ----------------------------------------------------------------------
@@ -174,18 +174,18 @@ def _gpus(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 # ---- workers -----------------------------------------------------------------------------------------------
 
 
-def silence(count: int) -> float:
+def silence_limit(count: int) -> float:
     """Return the seconds without a heartbeat after which one of `count` workers counts as hung."""
     interval = 2.0 if count < 200 else count / 200 + 1  # Dask's own, for 50 workers and more
     return _SILENT if count < 50 else max(_SILENT, _BEATS * interval)
 
 
-def _silent(facts: ClusterFacts) -> list[WorkerSight]:
-    bound = silence(len(facts.workers))
+def _silent(facts: ClusterFacts) -> list[WorkerView]:
+    bound = silence_limit(len(facts.workers))
     return [one for one in facts.workers if one.silent_for > bound]
 
 
-def _hung(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+def _hung_workers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     # Those that were asked have answered, or are told of as processes.
     if facts.processes or not (hung := _silent(facts)):
         return
@@ -204,7 +204,7 @@ def _hung(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     yield ClusterFinding(severity, tuple(names), "hung", sentence, f"{_look_at(names)}{end}", "workers")
 
 
-def _is_gone(worker: WorkerSight) -> bool:
+def _is_gone(worker: WorkerView) -> bool:
     return worker.silent_for >= _GONE and worker.tasks > 0
 
 
@@ -241,11 +241,11 @@ def _memory(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding("warning", tuple(names), "memory", sentence, remedy, "workers")
 
 
-def _share(worker: WorkerSight) -> float:
+def _share(worker: WorkerView) -> float:
     return worker.memory / worker.limit if worker.limit else 0.0
 
 
-def _used(worker: WorkerSight) -> str:
+def _used(worker: WorkerView) -> str:
     return (
         f": {_share(worker):.0%} of {size(worker.limit)} in use at worker {worker.name}"
         if worker.limit
@@ -315,7 +315,7 @@ def _severity_of(wait: WaitingTask) -> str:
     return "error" if wait.seconds >= _GONE else "warning"
 
 
-def _nobody(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+def _unplaced_tasks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Yield a finding for each reason why ready tasks are on no worker."""
     if not any(one.status == "running" for one in facts.workers):
         return  # then all of them wait, whatever they require
@@ -373,7 +373,7 @@ def _lacks_worker(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
     return why, "error", remedy
 
 
-def _failed(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+def _failed_tasks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     if total := sum(facts.failed.values()):
         worst = sorted(facts.failed, key=lambda name: (-facts.failed[name], name))
         sentence = f"{many(total, 'task')} failed: of {few(worst)}"
@@ -449,5 +449,6 @@ def _is_endless(reason: str) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
-    _answers, _packages, _hung, _pools, _queues, _no_workers, _nobody, _waits, _flows, _memory, _failed, _gpus, _plugin,
+    _answers, _packages, _hung_workers, _pools, _queues, _no_workers, _unplaced_tasks, _waits, _flows,
+    _memory, _failed_tasks, _gpus, _plugin,
 )  # fmt: skip

@@ -10,9 +10,9 @@ from distributed import Client, Scheduler
 
 from dask_ferro.errors import InputError
 from dask_ferro.observe.processes import (
-    checked_client,
     importing,
     refuse_scheduler,
+    resolve_client,
     warn_of_workers,
     worker_releases,
 )
@@ -63,7 +63,7 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     >>> client = Client()              # doctest: +SKIP
     >>> ff.install()                   # doctest: +SKIP
     """
-    client = checked_client(client)
+    client = resolve_client(client)
     if bundles is not None and not isinstance(bundles, bool):
         raise InputError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
     return client.sync(_install, client, Settings.configured(**options), bundles)
@@ -88,7 +88,7 @@ def uninstall(client: Client | None = None) -> Any:
     >>> ff.install(client)             # doctest: +SKIP
     >>> ff.uninstall(client)           # doctest: +SKIP
     """
-    client = checked_client(client)
+    client = resolve_client(client)
     return client.sync(_uninstall, client)
 
 

@@ -27,13 +27,13 @@ from dask_ferro.lower.model.collection import Model, defaults_of, from_onnx, ope
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.ends import Ends, Reading, check_places, ends_of, journal_folder
+from dask_ferro.stream.ends import Endpoints, Reading, check_places, endpoints_of, journal_folder
 from dask_ferro.stream.formats.csv import CsvOptions
 from dask_ferro.stream.formats.images import Preprocess
-from dask_ferro.stream.journal import Header, Journal, Start, held
-from dask_ferro.stream.pools import AnyPool, beside, pool_for
+from dask_ferro.stream.journal import Header, Journal, Start, hold_sinks
+from dask_ferro.stream.pools import AnyPool, pool_for, run_in_thread
 from dask_ferro.stream.progress import bar
-from dask_ferro.stream.sinks import done_in
+from dask_ferro.stream.sinks import finished_chunks
 from dask_ferro.stream.window import ChunkFailed, drive
 from dask_ferro.stream.work import (
     StreamJob,
@@ -209,7 +209,7 @@ def predict_files(
     reading = Reading(kept, columns, preprocess, unreadable, csv)
     started = partial(_run, model, source, sink, reading, batch_size, progress, batch_inputs, overwrite)
     client = client if client is not None else current_client()
-    return beside(started, client) if client is not None and client.asynchronous else started(client)
+    return run_in_thread(started, client) if client is not None and client.asynchronous else started(client)
 
 
 def _run(
@@ -226,7 +226,7 @@ def _run(
     graph = model if isinstance(model, Model) else from_onnx(model)
     opened, title, defaults = opened_of(graph), f"model {graph.name!r}", defaults_of(graph)
     batch_size = checked_batch(batch_size if batch_size is not None else defaults.batch_size, title)
-    ends = ends_of(opened.signature, source, sink, reading, title, client)
+    ends = endpoints_of(opened.signature, source, sink, reading, title, client)
     journal = Journal(journal_folder(sink, ends.places))
     shapes = standins(opened.signature, ends.sources)
     opened = with_batched(
@@ -234,7 +234,7 @@ def _run(
     )
     check_places(ends.paths, ends.places.values(), journal.folder)
     rows = check_sources(opened.signature, ends.sources, title)
-    with held([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
+    with hold_sinks([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
         was = journal.header()
         before = None if overwrite else was
         if batch_size is None:
@@ -248,7 +248,7 @@ def _run(
         job = StreamJob(work.call, work.chunks, start.sinks, journal.parts(start.header.run), work.named)
         if job.named or len(start.done) < job.chunks.count:
             pool.begin(opened, job, work.feeds(), [*ends.paths, *journal.seen(start)])
-        computed, seconds = _fly(job, pool, start, ends, journal, progress)
+        computed, seconds = _run_chunks(job, pool, start, ends, journal, progress)
         header = start.header
         if not header.is_finished:
             header = _finish(start, job, ends, journal, holds)
@@ -265,14 +265,14 @@ def _begin(work: Work, was: Header | None, before: Header | None, journal: Journ
         journal.check_same(before, header)
     rows = work.known_rows()
     sinks = work.sinks(pool.first_row(work.opened, work.call, work.feeds()) if rows is None else rows)
-    with _writable(work.ends):
+    with _name_write_errors(work.ends):
         if before is None:
             return journal.anew(header, was, sinks)
         return journal.again(header, before, sinks)
 
 
 @contextmanager
-def _writable(ends: Ends) -> Iterator[None]:
+def _name_write_errors(ends: Endpoints) -> Iterator[None]:
     """Raise `InputError` with sink and reason where the file system refuses a write."""
     try:
         yield
@@ -284,8 +284,8 @@ def _writable(ends: Ends) -> Iterator[None]:
         ) from error
 
 
-def _fly(
-    job: StreamJob, pool: AnyPool, start: Start, ends: Ends, journal: Journal, progress: bool | None
+def _run_chunks(
+    job: StreamJob, pool: AnyPool, start: Start, ends: Endpoints, journal: Journal, progress: bool | None
 ) -> tuple[int, float]:
     """Compute the chunks that are not done, and read the others again whose source has but a name.
 
@@ -318,22 +318,20 @@ def _fly(
             if isinstance(failed.error, _LASTING)
             else "call ff.predict_files as before to compute the others"
         )
-        raise kind(f"{what} {_kept(job)}; {remedy}") from failed.error
+        raise kind(f"{what} {_resume_note(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
         remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.predict_files as before to resume"
-        stop.add_note(f"{_kept(job)}; {remedy}")
+        stop.add_note(f"{_resume_note(job)}; {remedy}")
         raise
     return len(left), time.perf_counter() - begin
 
 
-def _kept(job: StreamJob) -> str:
-    return (
-        f"{len(done_in(job.sinks, job.chunks))} of {job.chunks.count} chunks are done, and in {job.parts!r}"
-    )
+def _resume_note(job: StreamJob) -> str:
+    return f"{len(finished_chunks(job.sinks, job.chunks))} of {job.chunks.count} chunks are done, and in {job.parts!r}"
 
 
-def _check_sources(start: Start, ends: Ends, journal: Journal, failed: str = "") -> None:
+def _check_sources(start: Start, ends: Endpoints, journal: Journal, failed: str = "") -> None:
     """Raise where a source has changed; which rows the chunks have is not known then, so none counts.
 
     `failed` tells of a chunk that failed before the end.
@@ -359,9 +357,9 @@ def _check_sources(start: Start, ends: Ends, journal: Journal, failed: str = "")
             )
 
 
-def _finish(start: Start, job: StreamJob, ends: Ends, journal: Journal, holds: Sequence[Any]) -> Header:
+def _finish(start: Start, job: StreamJob, ends: Endpoints, journal: Journal, holds: Sequence[Any]) -> Header:
     _check_sources(start, ends, journal)
-    if missing := sorted(frozenset(range(job.chunks.count)) - done_in(job.sinks, job.chunks)):
+    if missing := sorted(frozenset(range(job.chunks.count)) - finished_chunks(job.sinks, job.chunks)):
         raise RuntimeError(
             f"{len(missing)} parts are gone from {job.parts!r} (the first: {missing[0]}); call ff.predict_files as"
             f" before to"
@@ -369,5 +367,5 @@ def _finish(start: Start, job: StreamJob, ends: Ends, journal: Journal, holds: S
         )
     for hold in holds:
         hold.check()
-    with _writable(ends):
+    with _name_write_errors(ends):
         return journal.publish(start, *notes_in(job.parts))

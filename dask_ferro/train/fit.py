@@ -23,7 +23,7 @@ from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower.prepared.remote import is_address, without_secrets
 from dask_ferro.train.batches import batches_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics
-from dask_ferro.train.program import Recipe, replace_rate
+from dask_ferro.train.program import TrainingSpec, replace_rate
 from dask_ferro.train.rates import RateOf, rate_of
 from dask_ferro.train.state import constants
 from dask_ferro.train.training import Fit
@@ -190,7 +190,7 @@ def fit(
     if checkpoint_every is not None and checkpoint is None:
         raise InputError("fit: checkpoint_every: there is no folder for checkpoints; give checkpoint= too")
     rate = rate_of(lr)
-    recipe = Recipe(
+    recipe = TrainingSpec(
         loss=loss,
         metrics=metrics,
         optimizer=optimizer if rate is None else replace_rate(optimizer),

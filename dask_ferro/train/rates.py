@@ -70,16 +70,16 @@ def rate_of(rate: RateOf | float | None) -> RateOf | None:
     """Return a rate as a function of the update; a number stays what it is."""
     if rate is None or callable(rate):
         return rate
-    value = _checked(rate, "lr", "a number of at least 0, or a function from the number of updates to one")
+    value = _check_rate(rate, "lr", "a number of at least 0, or a function from the number of updates to one")
     return lambda update: value
 
 
 def rate_at(rate: RateOf, update: int) -> float:
     """Return the rate of an update; raises `InputError` if it is not a finite number of at least 0."""
-    return _checked(rate(update), f"lr({update})", "a finite number of at least 0")
+    return _check_rate(rate(update), f"lr({update})", "a finite number of at least 0")
 
 
-def _checked(value: Any, name: str, wanted: str) -> float:
+def _check_rate(value: Any, name: str, wanted: str) -> float:
     is_number = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
     if not (is_number and isfinite(value) and value >= 0):
         raise InputError(f"fit: {name}: got {value!r}, wanted {wanted}")

@@ -100,7 +100,7 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
         yield ".".join(map(str, (name, *path) if name else path)), leaf
 
 
-def whole(tree: Tree) -> Tree:
+def fetch_all(tree: Tree) -> Tree:
     """Return a tree of arrays, not to be written to; sharded ones are fetched."""
     check_reachable(tree)
     return pytree.like(tree, map(_read_only, leaves_of(gather(tree))))

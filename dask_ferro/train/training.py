@@ -29,9 +29,9 @@ from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.stream.progress import bar
 from dask_ferro.train import checkpoint
 from dask_ferro.train.batches import Batch, Batches
-from dask_ferro.train.program import Recipe, StepInputs, TrainingProgram
+from dask_ferro.train.program import StepInputs, TrainingProgram, TrainingSpec
 from dask_ferro.train.rates import rate_at
-from dask_ferro.train.state import EarlyStopping, TrainingState, check_reachable, values, whole
+from dask_ferro.train.state import EarlyStopping, TrainingState, check_reachable, fetch_all, values
 from dask_ferro.train.update import UPDATED
 
 # With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
@@ -75,7 +75,7 @@ class FitStep:
     @cached_property
     def params(self) -> Tree:
         """The parameters after the batch, in the form that was given; with a client all of them are fetched."""
-        return whole(self._params)
+        return fetch_all(self._params)
 
     def __repr__(self) -> str:
         return f"<FitStep {self.index}, epoch {self.epoch}, {self.rows} rows>"
@@ -114,7 +114,7 @@ def next_size(size: int, pace: float) -> int:
 class Fit:
     """A training that can be iterated over: each iteration goes on where the last one ended.  Created by `fit`."""
 
-    def __init__(self, recipe: Recipe, params: Tree, batches: Batches) -> None:
+    def __init__(self, recipe: TrainingSpec, params: Tree, batches: Batches) -> None:
         self._recipe, self._tensors, self._batches = recipe, params, batches
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = TrainingState(
@@ -149,7 +149,7 @@ class Fit:
     @property
     def params(self) -> Tree:
         """The parameters as they are now, as whole arrays in the form that was given."""
-        return whole(self._now.params)
+        return fetch_all(self._now.params)
 
     def __repr__(self) -> str:
         return f"<Fit at epoch {self._now.epoch} of {self._recipe.epochs}, {self._now.step} batches done>"

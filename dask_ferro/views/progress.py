@@ -64,18 +64,18 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
         shown.show(words(Progress("waiting", 0.0)))
         # The client's own event loop goes on after the cell has returned.
         loop: Any = client.loop
-        loop.add_callback(_in_cell, client, futures, shown)
+        loop.add_callback(_show_in_cell, client, futures, shown)
         return None
     # Ctrl-C ends the display and not the computation.
-    return client.sync(_in_terminal, client, futures)
+    return client.sync(_show_in_terminal, client, futures)
 
 
-async def _in_cell(client: Client, futures: Sequence[Future], shown: LiveLine) -> None:
+async def _show_in_cell(client: Client, futures: Sequence[Future], shown: LiveLine) -> None:
     async for seen in follow(client, futures):
         shown.show(words(seen), last=seen.status == "finished")
 
 
-async def _in_terminal(client: Client, futures: Sequence[Future]) -> None:
+async def _show_in_terminal(client: Client, futures: Sequence[Future]) -> None:
     newest = None
     with bar() as show:
         async for newest in follow(client, futures):
@@ -96,9 +96,13 @@ def words(seen: Progress) -> str:
         return "waiting for the scheduler to have all of the graph"
     parts = []
     if seen.bundles[1]:
-        parts += [f"bundles {_of(seen.bundles)}", f"ops {_of(seen.ops)}", f"{count(seen.ops_per_s)} ops/s"]
+        parts += [
+            f"bundles {_fraction(seen.bundles)}",
+            f"ops {_fraction(seen.ops)}",
+            f"{count(seen.ops_per_s)} ops/s",
+        ]
     else:
-        parts += [f"tasks {_of(seen.tasks)}", f"{count(seen.tasks_per_s)} tasks/s"]
+        parts += [f"tasks {_fraction(seen.tasks)}", f"{count(seen.tasks_per_s)} tasks/s"]
     if seen.failed:
         parts.append(f"{seen.failed} failed")
     if seen.status == "finished":
@@ -108,7 +112,7 @@ def words(seen: Progress) -> str:
     return "  ".join(parts)
 
 
-def _of(pair: tuple[int, int]) -> str:
+def _fraction(pair: tuple[int, int]) -> str:
     return f"{count(pair[0])}/{count(pair[1])}"
 
 

@@ -17,8 +17,8 @@ from distributed.metrics import time
 
 import dask_ferro as ff
 from dask_ferro.observe.rules import findings as found_in
-from dask_ferro.observe.snapshot import SOME, observed
-from dask_ferro.observe.top import look
+from dask_ferro.observe.snapshot import SOME, cluster_facts
+from dask_ferro.observe.top import take_snapshot
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.scheduler.events import PendingJobs, ScaleEvent
 from tests.clusters import on_cluster, running, stopped
@@ -31,7 +31,7 @@ LIMIT = 500_000_000
 
 def findings(client: Client) -> list[dict[str, Any]]:
     """What `dask ferro top` shows, and so does the page."""
-    return client.run_on_scheduler(look)["overview"]["findings"]
+    return client.run_on_scheduler(take_snapshot)["overview"]["findings"]
 
 
 def named(client: Client, kind: str, *words: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
     second = client.submit(abs, -1, key="second", **preferred)
 
     def told() -> list[str]:
-        found = found_in(observed(scheduler, stealing, None, time()))
+        found = found_in(cluster_facts(scheduler, stealing, None, time()))
         return [one.sentence for one in found if "second has waited" in one.sentence]
 
     (sentence,) = await until_async(told, "what waits to be told", seconds=SOON)
@@ -160,7 +160,7 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
         for key, at in (("first", busy), ("gone", busy), ("second", "other"))
     )
     stealing.waits.now = [*stealing.waits.now, *waits]
-    assert [one.key for one in observed(scheduler, stealing, None, time()).waits] == ["second"]
+    assert [one.key for one in cluster_facts(scheduler, stealing, None, time()).waits] == ["second"]
     await Event("open", client=client).set()
     assert await client.gather([first, second]) == [None, 1]
 
@@ -169,13 +169,13 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
 async def test_work_without_workers(client: Client, scheduler: Scheduler) -> None:
     waiting = client.map(abs, range(3))
     await until_async(lambda: len(scheduler.tasks) == 3, "the tasks")
-    overview = (await client.run_on_scheduler(look))["overview"]
+    overview = (await client.run_on_scheduler(take_snapshot))["overview"]
     assert overview["doing"] == ("0 of 3 tasks done (0%), 0 running", _UNKNOWN, "no workers")
     assert overview["findings"] == ()  # one may be about to start
     stealing = scheduler.extensions["stealing"]
 
     def told(plugin: Any, elastic: ScaleEvent | None = None, later: float = 0.0) -> list[str]:
-        found = found_in(observed(scheduler, plugin, elastic, time() + later))
+        found = found_in(cluster_facts(scheduler, plugin, elastic, time() + later))
         return [f"{one.what} {one.severity}" for one in found]
 
     assert await until_async(lambda: told(stealing), "the finding", seconds=SOON) == ["workers error"]
@@ -215,7 +215,7 @@ def test_a_hundred_thousand_tasks_are_not_walked() -> None:
     states["no-worker"] = 100_000
     prefix = SimpleNamespace(name="f", states=states, duration_average=0.5)
     unrunnable = Unrunnable(100_000)
-    facts = observed(_scheduler(unrunnable, f=prefix), None, None, 0.0)
+    facts = cluster_facts(_scheduler(unrunnable, f=prefix), None, None, 0.0)
     assert (unrunnable.walked, len(facts.unplaced)) == (SOME, SOME)
     assert (facts.unplaced_count, facts.remaining, facts.work) == (100_000, 100_000, 50_000.0)
 
@@ -232,5 +232,5 @@ def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wante
         "closed": {"gpu": {"why": "broken", "until": 1300.0, "paused": False}},
         "pending": {"cpu": pending},
     }
-    facts = observed(_scheduler(Unrunnable(0)), None, decision, now)
+    facts = cluster_facts(_scheduler(Unrunnable(0)), None, decision, now)
     assert facts.decision == (decision if wanted else {})

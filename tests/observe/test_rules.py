@@ -14,18 +14,18 @@ from dask_ferro.observe.facts import (
     ProcessFacts,
     RunningTask,
     Unplaced,
-    WorkerSight,
+    WorkerView,
 )
 from dask_ferro.observe.findings import fault
-from dask_ferro.observe.rules import ENDLESS, findings, silence
+from dask_ferro.observe.rules import ENDLESS, findings, silence_limit
 from dask_ferro.observe.summary import TaskProgress, overview
 from dask_ferro.policy.waits import REASONS, WaitingTask
 from dask_ferro.scheduler.events import ClosedPool, PendingJobs, ScaleEvent
 from dask_ferro.scheduler.flow_log import FlowRow
 
 GB = 10**9
-IDLE, OTHER = WorkerSight("0"), WorkerSight("1")
-BUSY = WorkerSight("0", tasks=3, longest=RunningTask("long", 40.0))
+IDLE, OTHER = WorkerView("0"), WorkerView("1")
+BUSY = WorkerView("0", tasks=3, longest=RunningTask("long", 40.0))
 WAIT = WaitingTask("held", "0", 4.2, 2, ("1", "2"), "restricted")
 PENDING: PendingJobs = {"jobs": 2, "since": 96.0, "expected": 0.0, "reasons": {"Resources": 2}}
 OPEN = {"waiting": 1, "processing": 3}
@@ -33,7 +33,7 @@ LOST = {"no-worker": 12}
 SHARES = {"spill": 0.7, "pause": 0.8, "terminate": 0.95}
 
 
-def seen(*workers: WorkerSight, **facts: Any) -> ClusterFacts:
+def seen(*workers: WorkerView, **facts: Any) -> ClusterFacts:
     """A snapshot of workers, by default with tasks that remain."""
     common = {"tasks": OPEN, "threads": 2 * len(workers), "shares": SHARES}
     return ClusterFacts(100.0, workers=workers, **{**common, **facts})
@@ -56,9 +56,9 @@ def flow(seconds: float, **more: Any) -> FlowRow:
     return FlowRow("step", 2, state="runs", seconds=seconds, projected=3.0, workers=("0", "1"), **more)
 
 
-def full(share: float, status: str = "running", **more: Any) -> WorkerSight:
+def full(share: float, status: str = "running", **more: Any) -> WorkerView:
     """A worker that uses a share of its memory."""
-    return WorkerSight("0", status, memory=int(share * 4 * GB), limit=4 * GB, **more)
+    return WorkerView("0", status, memory=int(share * 4 * GB), limit=4 * GB, **more)
 
 
 # Each row: the facts, and the kind, the severity, words of the sentence and words of the remedy of each finding.
@@ -220,7 +220,7 @@ ROWS = [
         seen(full(0.9, "paused"), OTHER), [("memory", "warning", "which paused")], id="a paused worker without tasks"
     ),
     pytest.param(
-        seen(WorkerSight("0", "paused"), WorkerSight("1", "paused")),
+        seen(WorkerView("0", "paused"), WorkerView("1", "paused")),
         [("memory", "error", "no task starts at workers 0 and 1, which paused")],
         id="all are paused, and have no limit",
     ),
@@ -278,7 +278,7 @@ ROWS = [
         id="a host without workers",
     ),
     pytest.param(
-        seen(IDLE, WorkerSight("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
+        seen(IDLE, WorkerView("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
         [("no_eligible_worker", "error", "it may run at 1 only, and 1 is paused"),
          ("memory", "warning", "which paused")],
         id="a worker that is paused",
@@ -322,7 +322,7 @@ HEALTHY = [
         }.items()
     ),
     pytest.param(seen(BUSY._replace(silent_for=2.9)), id="two heartbeats late"),
-    pytest.param(seen(*(WorkerSight(str(i), silent_for=4.0) for i in range(100))), id="100 report less often"),
+    pytest.param(seen(*(WorkerView(str(i), silent_for=4.0) for i in range(100))), id="100 report less often"),
     *(
         pytest.param(
             seen(unserved=9.0, decision=pending(since=100 - seconds, reasons=reasons)),
@@ -397,7 +397,7 @@ def test_there_are_as_few_findings_as_troubles_however_many_workers_and_tasks() 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, 3.0), (49, 3.0), (50, 5.0), (400, 7.5)])
 def test_the_more_workers_the_less_often_they_report(count: int, wanted: float) -> None:
-    assert silence(count) == wanted
+    assert silence_limit(count) == wanted
 
 
 @pytest.mark.parametrize(
