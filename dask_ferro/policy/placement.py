@@ -33,7 +33,7 @@ class Placed(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The task stays unassigned for now, for one of `waits.REASONS`: "room", "fresh" or "class"."""
+    """The task stays unassigned for now, for one of `waits.REASONS`."""
 
     reason: str
 
@@ -111,15 +111,15 @@ class PlacementParameters:
         legal = [w for w in workers if w.accepts and task.admits(w)]
         if not legal:
             if task.known and self.waits(task.seconds, fresh):
-                return Wait("fresh")
+                return Wait("reserved_for_new_worker")
             # Devices of its class are there and paused, as they do for lack of memory.
-            return Wait("room") if task.must else Nobody()
+            return Wait("device_memory_full") if task.must else Nobody()
         if any(w.room is not None for w in legal):
             legal = _roomy(task, _could_take(task, legal))
         if task.known and any(w.ends_in < inf for w in legal):
             lasting = [w for w in legal if self._lasts(w, task, links, hosts)]
             if not lasting and self.waits(task.seconds, fresh):
-                return Wait("fresh")
+                return Wait("reserved_for_new_worker")
             legal = lasting or legal
         liked = [w for w in legal if task.wants(w)]
 
@@ -130,7 +130,7 @@ class PlacementParameters:
             return finish, worker.busy, holds, worker.turn, worker.address
 
         best = min(self._near(task, liked or legal), key=order)
-        return Placed(best.address) if self.may_begin(task, best) else Wait("room")
+        return Placed(best.address) if self.may_begin(task, best) else Wait("device_memory_full")
 
     def _finish(self, task: TaskFacts, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
         """Return the seconds until the task would be done on a worker, plus the margin for moving it."""

@@ -313,7 +313,7 @@ class TestDaskArrays:
 
 
 def staged(trains=False):
-    """Two layers under signals, in column-row form."""
+    """Two layers in regions, in column-row form."""
     rng = np.random.default_rng(5)
     x = input("x", (4, 8), np.float64)
     w = {
