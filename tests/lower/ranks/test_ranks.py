@@ -245,4 +245,3 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four):
     np.testing.assert_array_equal(loss, wanted[0])
     for got, value in zip(flat(grads), flat(wanted[1]), strict=True):
         np.testing.assert_array_equal(got, value)
-    four.wait_for_workers(4, timeout=120)
