@@ -52,9 +52,7 @@ class PlacementParameters:
     Attributes
     ----------
     steals : bool
-        Whether tasks that wait too long are stolen.  With stealing off, users want tasks beside their data: then a
-        task of unknown duration leaves its inputs only for an idle worker, as a guess may be thousands of times too
-        long.
+        Whether tasks that wait too long are stolen; only then is a thread sent several queued tasks at a time.
     spare : float
         The least seconds between the end of a task and that of its worker: projections are noisy, and the result has
         to be transferred.
@@ -69,7 +67,8 @@ class PlacementParameters:
     # Workers that are weighed beside the holders: those on which a task would start first.
     candidates: int = 4
     # A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:
-    # queues that differ by a task or two are no reason, and would send every other task somewhere else.
+    # queues that differ by a task or two are no reason, and would send every other task somewhere else.  It has to be
+    # idle if the duration is unknown: a guess may be thousands of times too long.
     soon: float = 1.0
     # An input up to this size is light: moving it takes little more than a message.
     light: int = 64 << 10
@@ -227,7 +226,7 @@ class PlacementParameters:
         first : float
             Seconds until the first of all workers runs dry.
         """
-        return first > (self.soon * seconds if known or self.steals else 0.0)
+        return first > (self.soon * seconds if known else 0.0)
 
     def settles(self, seconds: float, known: bool, starts_in: float, first: float, largest: int) -> bool:
         """Whether `choose` would assign a task to the only holder of its inputs, decided without the other workers.
