@@ -44,8 +44,9 @@ ifneq ($(strip $(K)),)
 else
 	@status=0; set -x; \
 	$(BIN)/python -m pytest -q -p no:cacheprovider $(LEAVING) >$(VENV)/leaving.log 2>&1 & leaving=$$!; \
+	trap "kill $$leaving; exit 130" INT; \
 	$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist worksteal $(SUITE) || status=$$?; \
-	wait $$leaving || status=$$?; cat $(VENV)/leaving.log; \
+	wait $$leaving || status=$$?; trap - INT; cat $(VENV)/leaving.log; \
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status
