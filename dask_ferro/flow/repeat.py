@@ -1,4 +1,4 @@
-"""Tasks that repeat, written out: the steps of a training, which the graph has once.
+"""Write out tasks that repeat, such as the steps of a training, which the graph contains once.
 
     template   w1 = f(w0, x)                        carry   w0 is w1 of the repeat before
     repeats    w1 = f(w0, x1)   w2 = f(w1, x2)  ...          inputs  x of each repeat
@@ -19,7 +19,7 @@ from dask_ferro.flow.run import Call, InnerTask, Repeat, Share
 
 
 class Renamed:
-    """A call whose inputs have other keys, or are here."""
+    """A call with some inputs replaced, by other keys or by values."""
 
     __slots__ = ("call", "constants", "keys")
 
@@ -35,7 +35,7 @@ class Renamed:
 
 
 class Joined:
-    """Calls that return tuples, as one that returns all of their items."""
+    """Calls that return tuples, combined: returns all of their items."""
 
     __slots__ = ("calls",)
 
@@ -75,7 +75,7 @@ def write_repeats(repeat: Repeat) -> Iterator[InnerTask]:
 
 
 def key_of(name: str, key: Key, number: int) -> Key:
-    """Return the key that a repeat has for one of the template; other keys are all repeats' own."""
+    """Return a repeat's key for a key of the template; all repeats share other keys."""
     if type(key) is not tuple:
         return key
     return (str(key[0]).replace(f"{name}-1", f"{name}-{number}"), *key[1:])
