@@ -44,7 +44,7 @@ def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
     # Half precision would round every sum to 8 or 11 bits.
     is_half = str(dtype) in HALF_NAMES
     wide = (xp.astype(term, xp.float32) if is_half else term for term in terms)
-    # Infinite sums are results, as in engines: a loss scale is found by them (`ff.fit`).
+    # Infinite sums are results, as in engines: they determine the loss scale (`ff.fit`).
     with np.errstate(all="ignore"):
         total = reduce(add, wide)
         total = xp.asarray(total / len(terms) if reduction == "mean" else total)
@@ -58,7 +58,7 @@ def joined(pieces: Sequence[Array], axis: int) -> Array:
 
 
 def piece(array: Array, axis: int, index: int, count: int) -> Array:
-    """Return part `index` of `count` along an axis, as `extent` cuts it; a view where the namespace has views."""
+    """Return part `index` of `count` along an axis, as `extent` cuts it; a view if the namespace has views."""
     cut = slice(*extent(array.shape[axis], index, count))
     return array[(slice(None),) * axis + (cut,)]
 

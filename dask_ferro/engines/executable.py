@@ -46,9 +46,9 @@ NAMES = {
     "array": "the array table",
     "reference": "onnx's reference ops",
 }
-# The most nodes that an error names, because a bundle may have thousands.
+# Maximum number of nodes that an error names, because a bundle may have thousands.
 _NAMED = 3
-# The most characters of an engine's message, because some contain a whole graph.
+# Maximum length of an engine's message, because some contain a whole graph.
 _REASON = 400
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # "/onnxruntime_src/.../element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
@@ -62,7 +62,7 @@ class Check(Protocol):
     """A check of the files from which a model's weights are mapped; the model's `meta` has it under `CHECK`."""
 
     def __call__(self) -> None:
-        """Raise `InputError` where a file has changed."""
+        """Raise `InputError` if a file has changed."""
 
     def are_unchanged(self) -> bool:
         """Return whether no file has changed."""
@@ -178,7 +178,7 @@ class Executable:
     def watched(self, watch: OpHook) -> Executable:
         """Return the same bundle, on the same weights, with its ops handed to `watch`.
 
-        On a device, an op's seconds are those of queueing it.
+        On a device, an op's seconds are the seconds of queueing it.
         """
         watched = copy(self)
         watched._steps = tuple(step.watched(watch) for step in self._steps)
@@ -223,7 +223,7 @@ def compile_bundle(
     engines : sequence of (engine, count)
         Runs of nodes in topological order, from `selection`.
     settings : SessionSettings, optional
-        Of ONNX Runtime's sessions.
+        Settings of ONNX Runtime's sessions.
     """
     nodes = planned_nodes(model, inputs, outputs, engines)
     if len(engines) == 1:
@@ -254,14 +254,14 @@ class NodeRun(NamedTuple):
 def planned_nodes(
     model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
 ) -> list[ir.Node]:
-    """Return the bundle's nodes, whose number must be that of the plan.
+    """Return the bundle's nodes, whose number must be the number in the plan.
 
     Raises
     ------
     InputError
-        A file of mapped weights has changed.
+        If a file of mapped weights has changed.
     ValueError
-        The plan was made for another model.
+        If the plan was created for another model.
     """
     check: Check | None = model.meta.get(CHECK)
     if check is not None:
@@ -373,8 +373,8 @@ def _inner_names(nodes: Sequence[ir.Node]) -> set[str]:
 def stamp(nodes: Sequence[ir.Node], opset: int) -> int:
     """Return the opset for a session's model: the model's own, or an older equivalent one.
 
-    An operator's meaning changes only at the versions where its schema does, so the newest of the nodes'
-    schema versions means the same for all of them, and an older ONNX Runtime reads it.
+    An operator's meaning changes only at the versions at which its schema does, so the newest of the nodes' schema
+    versions means the same for all of them, and an older ONNX Runtime reads it.
     """
     if opset <= NEWEST_OPSET:
         return opset
@@ -393,9 +393,9 @@ def loading(engine: str, nodes: Sequence[ir.Node]) -> Iterator[None]:
     Raises
     ------
     ModelError, UnsupportedOpError
-        The engine cannot load them.
+        If the engine cannot load them.
     MemoryError
-        There is not enough memory for it.
+        If there is not enough memory for it.
     """
     try:
         yield

@@ -4,10 +4,10 @@ A row names the cases that its kernel computes correctly (opsets, dtypes of the 
 and the kernel's builder.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
 attributes and reads the constant inputs.  It returns the kernel, which runs once a call: `fn(*arrays)` takes the
 node's inputs in order (None for an omitted one) and returns an array, or a tuple of all outputs of the operator, of
-which the node may list fewer.  Most kernels need their attributes alone (`row`); some are made for the values of
+which the node may list fewer.  Most kernels need only their attributes (`row`); some are built for the values of
 integer inputs, such as shapes and axes (`reading`).
 
-Rules for kernels: an input is never written to; an output may be a view of an input; every float result has the
+Rules for kernels: an input is never written to, an output may be a view of an input.  Every float result has the
 dtype that ONNX specifies (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
 """
 
@@ -30,7 +30,7 @@ Fn = Callable[..., Array]
 
 # The newest opset that the tables were checked against; a newer one may change an operator.
 NEWEST = 28
-# Returns an axis counted from the front; raises where it is out of range, which Python's indexing does not.
+# Returns an axis counted from the front; raises if it is out of range, unlike Python's indexing.
 from_front = normalize_axis_index
 
 
@@ -45,8 +45,8 @@ class Op(NamedTuple):
     constants: Mapping[int, np.ndarray]  # input position -> value, for inputs that are weights
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the attribute, or `default` where the node omits it."""
-        # As float32, the dtype of ONNX's floats: a default of 0.1 has to equal the 0.1 that a file would hold.
+        """Return the attribute, or `default` if the node omits it."""
+        # float32 is the dtype of ONNX's floats: a default of 0.1 has to equal the 0.1 of a file.
         value = self.attributes.get(name, default)
         return float(np.float32(value)) if isinstance(value, float) else value
 
@@ -59,7 +59,7 @@ Build = Callable[[Namespace, Op], Fn]
 
 
 def only(attribute: str, allowed: Container[object], default: object) -> Callable[[ir.Node, int], bool]:
-    """Return the predicate of a row that supports some values of an attribute; `default` is that of an omitted one."""
+    """Return the predicate of a row that supports some values of an attribute; `default` stands for an omitted one."""
     return lambda node, opset: attribute_of(node, attribute, default) in allowed
 
 
@@ -131,7 +131,7 @@ def reading(
 
 def ints(array: Array) -> tuple[int, ...]:
     """Return the values of a 0-d or 1-d array as Python ints."""
-    # In one transfer where the array has `tolist`: from a GPU each element would be a transfer of its own.
+    # In one transfer if the array has `tolist`: from a GPU each element would be a transfer of its own.
     if hasattr(array, "tolist"):
         values = array.tolist()
         return tuple(map(int, values)) if isinstance(values, list) else (int(values),)

@@ -10,7 +10,7 @@ the next run builds it again.  The session's arena, its working memory, is not c
 
 Streams: a session runs on streams of its own, which are not ordered after the stream of its inputs.  The device is
 therefore synchronized before a run, a run returns when its streams are done, and a run waits for copies of its outputs.
-These are two or three waits per session, and none between its nodes.  DLPack tells the memory of the arrays, which
+These are two or three waits per session, and none between its nodes.  DLPack names the memory of the arrays, which
 decides the provider: arrays in host memory (`array_api_strict` in the tests) run the same code on the CPU provider.
 """
 
@@ -63,13 +63,13 @@ def place_of(device: Device) -> ProviderPlace:
     Raises
     ------
     InputError
-        No provider here reads this kind of memory.
+        If no provider here reads this kind of memory.
     """
     kind, index = device.namespace.empty(0).__dlpack_device__()
     if int(kind) not in _PLACES:
         raise InputError(
-            f"arrays of {device.namespace.__name__} lie in memory of DLPack's kind {int(kind)}, which no provider of"
-            " ONNX Runtime reads here; let the array table compute this bundle"
+            f"arrays of {device.namespace.__name__} have memory of DLPack's kind {int(kind)}, which no"
+            " provider of ONNX Runtime reads here; let the array table compute this bundle"
         )
     return ProviderPlace(*_PLACES[int(kind)], int(index))
 
@@ -81,7 +81,7 @@ def works(provider: str) -> bool:
     if provider not in ort.get_available_providers():
         return False
     if provider == CUDA and hasattr(ort, "preload_dlls"):
-        # Loads CUDA and cuDNN where they are installed as packages.
+        # Loads CUDA and cuDNN if they are installed as packages.
         ort.preload_dlls()
     options = session_options(None, DEFAULTS)
     try:
@@ -110,12 +110,12 @@ class DeviceSessionRun:
     device : Device
         The session's arena may take at most half of its memory that is free now.
     held : callable
-        Keeps the session that it builds, and builds it again where it was dropped; see `Residency.slot`.
+        Keeps the session that it builds, and builds it again if it was dropped; see `Residency.slot`.
 
     Raises
     ------
     InputError
-        The provider of the device's memory does not work here.
+        If the provider of the device's memory does not work here.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, 
 def is_short(memory: Memory) -> bool:
     """Return whether the driver has less than a quarter of a device's memory left.
 
-    Where it has more, arenas keep their memory between runs, since allocating it anew takes up to a millisecond a run.
+    If it has more, arenas keep their memory between runs, because allocating it again takes up to a millisecond a run.
     """
     return memory.unused < memory.total // 4
 
@@ -228,7 +228,7 @@ def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
     """Return an array as ONNX Runtime's value on the same memory; an array not in C order is copied first."""
     flat = xp.reshape(xp.reshape(array, (-1,)), array.shape)
     if flat.dtype == xp.bool and not _knows_bool():
-        # As ONNX Runtime 1.31 takes it: bytes that have the dtype bool.
+        # The form that ONNX Runtime 1.31 accepts: bytes that have the dtype bool.
         flat = SimpleNamespace(dtype=np.dtype(bool), __dlpack__=xp.astype(flat, xp.uint8).__dlpack__)
     return ort.OrtValue.from_dlpack(flat)
 
@@ -255,7 +255,7 @@ def sizes_of(declared: Iterable[Sequence[Dim] | None], shapes: Sequence[Sequence
 
 
 def resolved(dims: tuple[Dim, ...] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return a declared shape with its symbols' sizes; None where a dimension or the rank is unknown."""
+    """Return a declared shape with its symbols' sizes; None if a dimension or the rank is unknown."""
     if dims is None:
         return None
     found = [sizes.get(dim) if isinstance(dim, str) else dim for dim in dims]
@@ -270,7 +270,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
 
 
 def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
-    """Return the namespace's dtype of an output; None where its memory cannot be allocated beforehand."""
+    """Return the namespace's dtype of an output; None if its memory cannot be allocated beforehand."""
     kind = ir.DataType(value.type.tensor_type.elem_type)
     if kind in (ir.DataType.BOOL, ir.DataType.UNDEFINED):
         return None
@@ -293,6 +293,6 @@ def _session(
         options,
         providers=providers,
         disabled_optimizers=list(apart),
-        # With the fallback, a shortage of memory would give a session on the host or without these settings.
+        # The fallback would answer a shortage of memory with a session on the host or without these settings.
         enable_fallback=0,
     )

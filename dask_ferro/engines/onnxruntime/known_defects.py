@@ -6,7 +6,7 @@ backend suite, one engine at a time (onnx 1.23, ONNX Runtime 1.31), and of the s
 when a case is assigned to an engine that computes it wrongly.
 
 The body of an If, Loop or Scan runs whole on one engine, and the only alternative is the slow reference.  A defect
-that affects extreme values alone (`extremes`) therefore does not send a body there.
+that affects only extreme values (`extremes`) therefore does not send a body there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Wrong(NamedTuple):
     seen: str
     domain: str = ""
     before: float = inf
-    # Whether it affects special values alone: NaN, overflow, integers beyond the digits of a double.
+    # Whether it affects only special values: NaN, overflow, integers beyond the digits of a double.
     extremes: bool = False
 
 
@@ -72,13 +72,13 @@ def _has_output(node: ir.Node, position: int) -> bool:
 
 
 def _dtype(node: ir.Node) -> ir.DataType | None:
-    """Return the dtype of the first input, or None where it is unknown."""
+    """Return the dtype of the first input, or None if it is unknown."""
     value = input_of(node, 0)
     return None if value is None else value.dtype
 
 
 def _rank(node: ir.Node) -> int | None:
-    """Return the rank of the first input, or None where it is unknown."""
+    """Return the rank of the first input, or None if it is unknown."""
     value = input_of(node, 0)
     return None if value is None or value.shape is None else len(value.shape)
 
@@ -174,13 +174,13 @@ ONNXRUNTIME = _by_operator(
     Wrong("StringNormalizer", _always, "requires an en_US locale on the machine"),
     Wrong("Dropout", lambda n, v: _has_input(n, 2), "training mode: another random mask"),
     Wrong("BatchNormalization", _trains, "writes the running mean over its weight: the next run differs"),
-    # ONNX Runtime raises for an integer divided by 0, even where nothing is divided; min / -1 is a SIGFPE.
+    # ONNX Runtime raises for an integer divided by 0, even if nothing is divided; min / -1 is a SIGFPE.
     *_each(("Div", "Mod"), _may_trap, "int32, int64: min by -1 is SIGFPE"),
     *_each(("ArgMax", "ArgMin"), _of(*_FLOATS), "skips a NaN that is not first", extremes=True),
     *_each(("ReduceMax", "ReduceMin"), _of(*_FLOATS), "drops a NaN, depending on its place", extremes=True),
     Wrong("TopK", _of(*_FLOATS), "places a NaN anywhere, not as the largest", extremes=True),
     Wrong("Hardmax", _of(*_FLOATS), "returns zeros, or another place, for a row with NaN", extremes=True),
-    Wrong("LogSoftmax", _of(D.DOUBLE), "returns numbers for a row with NaN, -inf beside inf", extremes=True),
+    Wrong("LogSoftmax", _of(D.DOUBLE), "returns numbers for a row with NaN, -inf next to inf", extremes=True),
     Wrong("Sign", _of(D.FLOAT16), "returns 0 for NaN", extremes=True),
     Wrong("Clip", _bound_may_be_nan, "ignores a bound of NaN", extremes=True),
     Wrong("Shrink", lambda n, v: _dtype(n) != D.FLOAT, "computes doubles and integers in float32"),
@@ -257,7 +257,7 @@ REFERENCE = _by_operator(
 
 
 # Operators that two engines compute correctly, but with different results: the array table does not take them from
-# ONNX Runtime where a bundle is small, so that a model's results do not depend on where it is cut.
+# ONNX Runtime in a small bundle, so that a model's results do not depend on the places at which it is cut.
 UNLIKE = _by_operator(
     *_each(
         ("MaxPool", "GlobalMaxPool"), _always, "NaN in a window: ONNX Runtime skips it, the table does not"

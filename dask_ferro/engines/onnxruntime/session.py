@@ -4,8 +4,8 @@ The session gets an extracted model whose weights are external data: the loaded 
 models, the user's own memory-mapped file, whose pages all processes of a host share.  With prepacking (the default)
 matrix products are faster, but each session keeps its own packed copy.  A session is thread-safe and releases the GIL,
 so the threads of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x measured).
-ONNX Runtime's global thread pool is no alternative for many small sessions: it makes every other session of the process
-fail, also a user's own.
+ONNX Runtime's global thread pool is not an alternative for many small sessions: it makes every other session of the
+process fail, also a user's own.
 
 All sessions of a process share one arena, which is shrunk periodically.  By default each keeps an arena of its own, as
 large as its largest run: the arenas of nine small image models kept 196 MiB, which nothing counted.  With one shared
@@ -47,22 +47,22 @@ _SESSION_BYTES = 64 * 2**10
 # float32.
 _FOLDS_SCALES = "MatMulScaleFusion"
 _MERGES = "CommonSubexpressionElimination"
-# Takes the padding of a computed kernel of a convolution for that of its image, and refuses the graph.
+# Mistakes the padding of a convolution's computed kernel for the padding of its image, and refuses the graph.
 _PADS = "Pad_Fusion"
-# Makes convolutions by constant kernels faster.  Where all kernels are computed, as in training, it moves only pools to
-# another layout and back: 0.95 of the CPU time of two convolutions' step without it.
+# Makes convolutions with constant kernels faster.  If all kernels are computed, as in training, it moves only pools
+# to another layout and back: 0.95 of the CPU time of two convolutions' step without it.
 _BLOCKS = "NchwcTransformer"
 # The severity of a session's log: fatal errors.  ONNX Runtime raises an error, and also writes it to standard error, in
 # red.  A run has the severity of its session.
 RAISED_ALONE = 4
 # Memory is returned after this many bytes built or dropped; it takes 1 to 40 ms.
 GIVEN_BACK_AFTER = 64 * 2**20
-# ONNX Runtime's message where the process has already registered an arena.
+# ONNX Runtime's message if the process has already registered an arena.
 _TAKEN = "already been registered"
 
 
 class SessionSettings(NamedTuple):
-    """What a session on the host depends on beside its nodes.
+    """Settings of a session on the host.
 
     Attributes
     ----------
@@ -132,8 +132,8 @@ class SessionRun:
             if not options.terminate:
                 raise
             raise InputError(
-                f"stopped after {self._limit:g} s, the limit of one bundle (ferro.limits.run); raise it if the model is"
-                " expected to take longer"
+                f"stopped after {self._limit:g} s, the limit of one bundle (ferro.limits.run); raise it if"
+                " the model is expected to take longer"
             ) from error
         finally:
             timer.cancel()
@@ -149,7 +149,7 @@ class SessionRun:
 def made_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
     """Return the bytes of the values that depend on no input, which ONNX Runtime computes when it builds a session.
 
-    The onnx package's light models make their weights so, 490 MB from a file of 4 kB.
+    The onnx package's light models build their weights like this, 490 MB from a file of 4 kB.
     """
     known, total = set(weights), 0
     for node in nodes:
@@ -171,14 +171,14 @@ def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
     # ONNX Runtime would take a node that is computed again for a copy of the first one, and keep that one's result.
     repeats = any(REMAT_KEY in node.metadata_props for node in nodes)
-    # As in second derivatives of convolutions.
+    # Second derivatives of convolutions have such names.
     kernels = [node.inputs[1] for node in nodes if node.op_type == "Conv"]
     computed = [kernel is not None and kernel.const_value is None for kernel in kernels]
     apart = {
         _FOLDS_SCALES: exact or has_doubles,
         _MERGES: repeats,
         _PADS: any(computed),
-        # A mean of a window is summed in another order there.
+        # In that layout a window's mean is summed in another order.
         _BLOCKS: bool(computed) and all(computed) and not exact,
     }
     return [name for name, is_apart in apart.items() if is_apart]

@@ -1,7 +1,7 @@
 """Activation functions, softmax among them.
 
-In each of them an intermediate overflows only where the result does (softplus, mish), or overflows to an
-infinity that the next step turns into the correct limit (sigmoid).
+In each of them an intermediate overflows only if the result does (softplus, mish), or overflows to an infinity that
+the next step turns into the correct limit (sigmoid).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def _leaky_relu(xp: Namespace, x: Array, alpha: float) -> Array:
-    # With such slopes the result is the larger of both, which takes half the time of a `where`.
+    # For such slopes the result is the larger of both, which takes half the time of a `where`.
     return xp.maximum(x, alpha * x) if 0 <= alpha <= 1 else xp.where(x < 0, alpha * x, x)
 
 

@@ -1,8 +1,8 @@
 """Scaled dot-product attention (opset 23 and later) and rotary position embedding.
 
 Grouped heads are broadcast, not copied.  The result of a query that may attend to no key is zero; the bias decides
-this, because a score may be infinite.  The fourth output, the scores, is declared only where its definition is the
-same in all opsets.
+this, because a score may be infinite.  The fourth output, the scores, is declared only if its definition is the same
+in all opsets.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, va
         bias = mask
     key = xp.arange(keys)
     ahead = xp.expand_dims(key, axis=0) - xp.expand_dims(xp.arange(q.shape[2]), axis=1) - past
-    # With lengths of valid keys the caller manages the cache: the last `queries` valid keys belong to the queries.
+    # If lengths of valid keys are passed, the caller manages the cache: the last `queries` valid keys belong to the
+    # queries.
     if valid is not None:
         valid = xp.reshape(xp.astype(valid, key.dtype), (-1, 1, 1, 1))
         ahead = ahead - (valid - q.shape[2])
@@ -109,8 +110,8 @@ def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, va
 
 
 def _attended(xp: Namespace, x: Array, bias: Array) -> Array:
-    """Return the softmax over the last axis; zeros where the bias leaves no key."""
-    # The maximum of a row of -inf alone is -inf, and -inf - -inf would be NaN.
+    """Return the softmax over the last axis; zeros if the bias leaves no key."""
+    # The maximum of a row of only -inf is -inf, and -inf - -inf would be NaN.
     top = xp.max(x, axis=-1, keepdims=True)
     e = xp.exp(x - xp.where(top == float("-inf"), xp.zeros_like(top), top))
     total = xp.sum(e, axis=-1, keepdims=True)
@@ -126,7 +127,7 @@ def _settled(node: ir.Node, opset: int) -> bool:
     """Return whether softmax runs in a supported dtype, and all opsets define requested scores in the same way."""
     if attribute_of(node, "softmax_precision", D.FLOAT) not in FLOAT:
         return False
-    # With a soft cap, the meaning of the scores changed between releases of the standard.
+    # The meaning of the scores with a soft cap changed between releases of the standard.
     scores_wanted = len(node.outputs) > 3 and bool(node.outputs[3].name)
     return not (scores_wanted and attribute_of(node, "softcap", 0.0))
 

@@ -17,7 +17,7 @@ from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.engines.array.window import WINDOW, KernelWindow, Placement, only_pads, place, taps, window_of
 from dask_ferro.graph.ir.dtypes import FLOAT
 
-# Bytes of unrolled windows: larger slabs were no faster, and a batch of 64 would unroll to gigabytes.
+# Bytes of unrolled windows: larger slabs were not faster, and a batch of 64 would unroll to gigabytes.
 _SLAB_BYTES = 32 << 20
 
 
@@ -89,7 +89,8 @@ def _conv_transpose(
     extra = output_padding or (0,) * len(sizes)
     full = [(n - 1) * s + each.reach(i) for i, (n, s) in enumerate(zip(sizes, each.strides, strict=True))]
     y = xp.zeros((samples, group * out, *full), dtype=x.dtype)
-    # The reverse of a convolution: each element of a window is added where the convolution would have read it.
+    # The reverse of a convolution: each element of a window is added at the place from which the convolution would
+    # have read it.
     for i, (_, slices) in enumerate(taps(each, sizes)):
         y[(..., *slices)] += spread[:, :, i, ...]
     pads = _transposed_pads(output_shape, each, sizes, full, extra)

@@ -1,8 +1,8 @@
 """Elementwise arithmetic, comparison, logic and mathematics, with ONNX's (NumPy's) broadcasting.
 
-Where an ONNX operator and an array-API function agree, the row's kernel *is* the namespace's function, so a call
-has no overhead.  The others differ in details: integer division truncates, `Mod` has two sign conventions, `Pow`
-keeps its base's dtype, `BitShift` is defined for every shift.
+If an ONNX operator and an array-API function agree, the row's kernel *is* the namespace's function, so a call has no
+overhead.  The others differ in details: integer division truncates, `Mod` has two sign conventions, `Pow` keeps its
+base's dtype, `BitShift` is defined for every shift.
 
 Dividing an integer by 0 is an error in Div and Mod on every engine: ONNX leaves the result undefined, ONNX Runtime
 raises, and any number would be arbitrary.  Integers wrap; the smallest one divided by -1 is itself.
@@ -74,7 +74,7 @@ def _div(xp: Namespace, a: Array, b: Array) -> Array:
     q = xp.floor_divide(a, b)
     if not xp.isdtype(a.dtype, "signed integer"):
         return q
-    # ONNX truncates, the array API rounds down: they differ by one where the quotient is negative and not exact.
+    # ONNX truncates, the array API rounds down: they differ by one if the quotient is negative and not exact.
     inexact = xp.logical_and(q * b != a, (a < 0) != (b < 0))
     return q + xp.astype(inexact, q.dtype)
 
@@ -115,7 +115,7 @@ def _pow(xp: Namespace, op: Op) -> Fn:
             return xp.pow(a, b if a.dtype == b.dtype else xp.astype(b, a.dtype))
         if not xp.isdtype(b.dtype, "integral"):
             return xp.astype(xp.pow(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
-        # A negative power of an integer is 0, except of 1 and -1, where it depends on whether the exponent is odd.
+        # A negative power of an integer is 0, except for 1 and -1: their power depends on whether the exponent is odd.
         negative = b < 0
         r = xp.pow(a, xp.astype(xp.where(negative, b & 1, b), a.dtype))
         return xp.where(xp.logical_and(negative, xp.abs(a) != 1), xp.zeros_like(r), r)

@@ -4,7 +4,7 @@ Indices may be negative.  The array API indexes by a vector along one axis (`tak
 are flattened; GatherND turns tuples of indices into positions in the flattened array.
 
 On numpy and CuPy, a scatter assigns through index arrays; with a reduction it uses `ufunc.at`, which applies repeated
-indices.  CuPy's `ufunc.at` has no products, which are left to other engines, and supports some dtypes alone
+indices.  CuPy's `ufunc.at` has no products, which are left to other engines, and supports only some dtypes
 (`_ATOMIC`).  For other dtypes, and on namespaces with nothing beyond the standard, numpy scatters.
 """
 
@@ -37,7 +37,7 @@ _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
 
 def _gather(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 0)
-    # A single constant index, such as that of a shape's first dimension, is a view.
+    # A single constant index, such as the index of a shape's first dimension, is a view.
     if 1 in op.constants and op.constants[1].ndim == 0 and axis >= 0:
         at = along(axis, int(op.constants[1]))
         return lambda x, indices: x[at]
@@ -68,7 +68,7 @@ def _gather_nd(xp: Namespace, x: Array, indices: Array, batch_dims: int) -> Arra
     position = xp.zeros(indices.shape[:-1], dtype=indices.dtype)
     for i, size in enumerate(inner):
         position = position * size + _positive(xp, indices[..., i], size)
-    # Each batch starts where the previous one ends.
+    # Each batch starts at the end of the previous one.
     if batch_dims:
         first = xp.arange(math.prod(outer), dtype=indices.dtype) * math.prod(inner)
         position += xp.reshape(first, outer + (1,) * (indices.ndim - 1 - batch_dims))
@@ -95,7 +95,7 @@ def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, red
 
 
 def _on_numpy(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    """Scatter on the host, where the namespace has no way to apply repeated indices."""
+    """Scatter on the host, if the namespace has no way to apply repeated indices."""
     down = getattr(xp, "asnumpy", np.from_dlpack)
     return xp.asarray(_scatter(np, down(x), tuple(map(down, at)), down(updates), reduction))
 

@@ -45,7 +45,7 @@ def _reshape(xp: Namespace, op: Op, shape: Ints) -> Fn:
 
     def fn(x: Array, *_: Array) -> Array:
         sizes = [n or x.shape[i] for i, n in enumerate(shape)]
-        # Inferred from the sizes that are not copied: numpy cannot infer it where a size is 0.
+        # Inferred from the sizes that are not copied: numpy cannot infer it if a size is 0.
         if -1 in sizes:
             kept = {i for i, n in enumerate(shape) if n == 0}
             rest = math.prod(n for i, n in enumerate(sizes) if i not in kept and n != -1)

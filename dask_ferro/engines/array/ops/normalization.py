@@ -41,7 +41,7 @@ def _training_batch(xp: Namespace, op: Op) -> Fn:
 
 def _frozen_batch(xp: Namespace, op: Op) -> Fn:
     epsilon = op.get("epsilon", 1e-5)
-    # With constant scale, bias, mean and variance, one product and one sum remain, so computing them in float64 is
+    # If scale, bias, mean and variance are constant, one product and one sum remain, so computing them in float64 is
     # free.
     if all(i in op.constants for i in (1, 2, 3, 4)):
         scale, bias, mean, variance = (np.asarray(op.constants[i], np.float64) for i in (1, 2, 3, 4))

@@ -63,7 +63,7 @@ def _dynamic(xp: Namespace, x: Array) -> tuple[Array, Array, Array]:
     low = xp.minimum(xp.min(x), xp.zeros((), dtype=x.dtype))
     high = xp.maximum(xp.max(x), xp.zeros((), dtype=x.dtype))
     scale = (high - low) / 255
-    # For zeros alone, every scale but 0 is correct.
+    # For only zeros, every scale except 0 is correct.
     scale = xp.where(scale == 0, xp.ones_like(scale), scale)
     zero = _saturated(xp, xp.round(-low / scale), xp.uint8)
     y = _saturated(xp, xp.round(x / scale) + xp.astype(zero, x.dtype), xp.uint8)

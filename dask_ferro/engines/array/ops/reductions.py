@@ -1,8 +1,8 @@
 """Reductions, ArgMax and ArgMin, cumulative sums and products.
 
 The axes are an attribute in old opsets and an input in new ones (from 13 for ReduceSum, from 18 for the others).
-A result keeps its input's dtype.  No axes means all axes, or with `noop_with_empty_axes` none (the elementwise part
-alone).
+A result keeps its input's dtype.  No axes means all axes, or with `noop_with_empty_axes` none (only the elementwise
+part).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Reduce = Callable[[Namespace, Array, Axes, bool], Array]  # (xp, x, axes, keepdi
 
 
 def _sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    # With the input's dtype: the array API would sum small integers in the default integer, where ONNX wraps.
+    # The dtype is the input's: the array API would sum small integers in the default integer, but ONNX wraps.
     return xp.sum(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
 
 
@@ -38,7 +38,7 @@ def _extreme(largest: bool) -> Reduce:
             return (xp.any if largest else xp.all)(x, axis=axes, keepdims=keepdims)
         if 0 not in x.shape:
             return (xp.max if largest else xp.min)(x, axis=axes, keepdims=keepdims)
-        # Of no elements ONNX returns the smallest (or largest) value, where the namespaces raise.
+        # For no elements ONNX returns the smallest (or largest) value, but the namespaces raise.
         if xp.isdtype(x.dtype, "integral"):
             limits = xp.iinfo(x.dtype)
             worst: float = limits.min if largest else limits.max
