@@ -1,8 +1,8 @@
-"""Annotations of tasks and nodes: the region and the placement that their graph names.
+"""Annotate tasks and nodes with the region and the placement that their graph names.
 
-A trace records keys and workers; that a task is the second layer's backward pass, sharded by rows, is known only when
-the graph is lowered.  So lowering records it: as an annotation of each task (`trace.ABOUT`), and for an op inside a
-bundle by the name of its node.  Annotations change neither the results nor the placement of tasks.
+A trace records keys and workers.  Only lowering knows that a task is, for example, the second layer's backward pass,
+sharded over rows.  So lowering records it: as an annotation of each task (`trace.ABOUT`), and for an op inside a
+bundle under the name of its node.  Annotations change neither the results nor the placement of tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask_ferro.words import at_most
 
 # Region and placement of each node, by the node's name.
 NodeLabels = Mapping[str, tuple[str, str]]
-# Regions and placements listed at most: the size of a task must not grow with its nodes.
+# Maximum number of regions and placements in one annotation: the size of a task must not grow with its nodes.
 _LISTED = 3
 
 

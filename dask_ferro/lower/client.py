@@ -1,4 +1,4 @@
-"""The current distributed client, and the number of worker threads that a model is cut for."""
+"""Find the current distributed client, and the number of worker threads that a model is cut for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dask.system import CPU_COUNT
 from dask_ferro import config
 from dask_ferro.lower.upstream import pool_size
 
-# The client that graphs are written for in a block, in a tuple; None: the default one.
+# The client that graphs are written for inside a block, in a tuple; None: the default client.
 _CHOSEN: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
 
 
@@ -47,7 +47,7 @@ def current_client() -> Any:
     if chosen is not None:
         return chosen[0]
 
-    # Importing distributed takes a third of a second; where nothing has imported it, there is no client.
+    # Importing distributed takes a third of a second; if nothing has imported it, there is no client.
     if "distributed" not in sys.modules:
         return None
     if dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):

@@ -1,10 +1,10 @@
-"""The loader: an ONNX file, bytes or a `ModelProto` becomes a checked `onnx_ir.Model` in one form.
+"""Load an ONNX file, bytes or a `ModelProto` as a checked `onnx_ir.Model` in one form.
 
     bytes --protobuf--> guards, external data --onnx_ir's passes--> onnx.checker --> inference, sizes --> Loaded
 
-A model up to `Limits.mapped_above` is read into memory: what happens to its files afterwards changes nothing.  Of a
-larger one, large weights are mapped: they point into the file (or into the external files that it names), so processes
-share their pages, and `Loaded.files` tells when one changed.  The user's own path may be a symbolic or a hard link.
+A model up to `Limits.mapped_above` is read into memory: later changes of its files have no effect.  The large weights
+of a larger model are mapped: they point into the file (or into the external files that it names), so processes share
+their pages, and `Loaded.files` reports when one changed.  The user's own path may be a symbolic or a hard link.
 Sizes and offsets are bytes.
 """
 
@@ -62,13 +62,14 @@ class Loaded:
     Parameters
     ----------
     model : onnx_ir.Model
-        Local functions written out; the main graph sorted, each name defined once, every node named and
-        needed; constants are initializers, and those are no inputs; types and shapes set where inference
-        tells them; bodies of control flow whole in their nodes.  An output of a ZipMap is the array that it reads, with
-        the labels in `meta[ml_types.CLASSES]`.  Initializers of 4 KiB and more are
+        Local functions are written out, the main graph is sorted, each name is defined once, and every node is named
+        and needed.  Constants are initializers, and those are not inputs.  Types and shapes are set if inference
+        finds them. Bodies of control flow stay whole in their nodes.  An output of a ZipMap is the array that it
+        reads, with the labels in `meta[ml_types.CLASSES]`.  Initializers of 4 KiB and more are
         `onnx_ir.ExternalTensor` if the model is mapped: read `path`, `offset` and `length`.
     digest : str
-        40 hexadecimal digits, by the content of the file and of the external data in use, and by `outputs`.
+        40 hexadecimal digits, computed from the content of the file and of the external data in use, and from
+        `outputs`.
     path : str or None
         The real, absolute path; None for a model from memory.
     opset : int
@@ -76,15 +77,15 @@ class Loaded:
     files : SourceFiles
         The files that weights are mapped from, none for a model in memory; calling it checks them.
     content : bytes or None
-        The model file as it was read, where it is in memory and all of the model.
+        The model file as it was read, if it is in memory and contains all of the model.
     is_inferred : bool
-        Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
+        Whether its types were inferred only from the types of its inputs, and equal all declared types.
     has_regions : bool
         Whether a node of the main graph has a region or a phase.
     outputs : tuple of str
         The selected outputs in their order; (): all, as in the file.
     original : Original or None
-        The file's own messages, where `load` was asked to keep them.
+        The file's own messages, if `load` was called with `keeps_original`.
     """
 
     model: ir.Model
@@ -123,11 +124,11 @@ def load(
     Raises
     ------
     ModelError
-        The file is damaged, inconsistent, unsafe or too large.
+        If the file is damaged, inconsistent, unsafe or too large.
     UnsupportedOpError
-        An operator that ONNX does not define.
+        If ONNX does not define an operator.
     InputError
-        There is no such file, it cannot be read, or `source` is something else; `outputs` that the model lacks.
+        If there is no such file, it cannot be read, `source` is something else, or the model lacks some `outputs`.
 
     Examples
     --------
@@ -154,21 +155,22 @@ def load_opened(
 
 
 def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
-    """Return a model that this process made, as `load` returns its file; its types are inferred, nothing is checked.
+    """Return a model of this process in the form in which `load` returns its file; types are inferred, nothing is
+    checked.
 
-    A model without the mark of those (`CHECKED`), or with weights in files, is loaded as its file would be.
+    A model without the mark of such models (`CHECKED`), or with weights in files, is loaded like its file.
 
     Parameters
     ----------
     model : onnx_ir.Model
-        As `graph.tensor.emit.build` returns it. Not changed.
+        A model from `graph.tensor.emit.build`. Not changed.
     limits : Limits, optional
-        Bounds on sizes, where the model is loaded.
+        Bounds on sizes, if the model is loaded.
 
     Raises
     ------
     InputError
-        The weights are more than a protobuf message holds.
+        If the weights are larger than a protobuf message.
     """
     content = self_contained.content(model)
     weights = [value.const_value for value in model.graph.initializers.values()]
@@ -217,7 +219,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     return Loaded(
         model=model,
         digest=digest_of(file.content, outputs, parts.values(), held),
-        # Beside a link may lie the links to external data.
+        # The folder of a link may contain the links to external data.
         path=file.named if parts else file.path,
         opset=model.opset_imports[""],
         files=files,
@@ -229,7 +231,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     )
 
 
-# External data by the text of its reference, and what of it is in memory.
+# External data by the text of its reference, and its parts in memory.
 Parts = dict[str, FilePart]
 Held = Mapping[FilePart, bytes]
 
@@ -269,7 +271,7 @@ def _weights(
 ) -> dict[str, ir.TensorProtocol]:
     """Take the large and the external initializers of the graph out of the messages; return them by their names.
 
-    Their bytes are found again where they stand in the file, so that no other copy of them remains.
+    Their bytes are located in the file, so that no other copy of them remains.
     """
     taken: dict[str, ir.TensorProtocol] = {}
     at = 0
@@ -326,8 +328,8 @@ def _viewed(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
     return ir.Tensor(array, dtype=dtype, shape=ir.Shape(tensor.dims), name=tensor.name)
 
 
-# The digest: BLAKE2b over the file's bytes and those of the external data that it uses.  The same bytes give the same
-# digest on every machine, from a file or from memory.
+# The digest: BLAKE2b over the file's bytes and the bytes of the external data that it uses.  The same bytes give the
+# same digest on every machine, from a file or from memory.
 
 
 def digest_of(
@@ -336,12 +338,12 @@ def digest_of(
     parts: Collection[FilePart] = (),
     held: Held = MappingProxyType({}),
 ) -> str:
-    """Return the digest of some of a model's outputs, (): all, by its content and external data, some of it in memory.
+    """Return the digest of a model with some of its outputs, (): all; external data may be partly in memory.
 
     Raises
     ------
     Problem
-        A file of external data changed since it was checked.
+        If a file of external data changed since it was checked.
     """
     state = blake2b(content, digest_size=_DIGEST_BYTES)
     for part in sorted(set(parts)):
@@ -351,7 +353,7 @@ def digest_of(
             state.update(held[part])
             continue
         with external_data.opened(part) as descriptor:
-            # In blocks, which do not count as resident memory as mapped pages do.
+            # In blocks, which do not count as resident memory, unlike mapped pages.
             at, end = part.offset, part.offset + part.length
             while at < end:
                 block = portable.read_at(descriptor, min(_BLOCK_BYTES, end - at), at)

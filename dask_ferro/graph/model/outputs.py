@@ -1,7 +1,7 @@
-"""Selection of a model's outputs: the names are checked, and everything that only other outputs need is removed.
+"""Select outputs of a model: the names are checked, and everything that only other outputs need is removed.
 
-Works on a model as it was parsed, before any other check, so that a fault of a removed node is none of the model.  An
-input that only removed nodes read goes too; one that nothing in the file reads stays.
+Works on a model as it was parsed, before any other check, so that faults of removed nodes do not matter.  An input
+that only removed nodes read is removed too; one that nothing in the file reads stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
     Raises
     ------
     InputError
-        It is no name and no collection of names, is empty, or has a name twice.
+        If it is neither a name nor a collection of names, is empty, or has a name twice.
     """
     names = (outputs,) if isinstance(outputs, str) else outputs
     if not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
@@ -42,19 +42,19 @@ def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
 
 
 def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, ...]:
-    """Reduce `proto` to some of its outputs; return their names in order, () where these are all as they stand.
+    """Reduce `proto` to some of its outputs; return their names in order, or () if these are all outputs in order.
 
     Parameters
     ----------
     outputs : str or collection of str
-        In the order wanted; a set's are in the model's order.
+        The outputs in the requested order; a set's names are in the model's order.
     source : str
         The file, for a message.
 
     Raises
     ------
     InputError
-        Names that are no outputs of the model.
+        If names are not outputs of the model.
     """
     known = list(dict.fromkeys(info.name for info in proto.graph.output))
     given = checked_names(outputs)
@@ -75,8 +75,8 @@ def _unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], sourc
     inside = set(chain.from_iterable(node.output for node in graph.node)).intersection(unknown)
     inside.update(info.name for info in graph.input if info.name in unknown)
     why = (
-        f"; {_listed([n for n in unknown if n in inside])} is a value of the graph, and only outputs can be asked for:"
-        " add it to graph.output in the file"
+        f"; {_listed([n for n in unknown if n in inside])} is a value of the graph, and only outputs can be"
+        " requested: add it to graph.output in the file"
         if inside
         else ""
     )
@@ -92,7 +92,7 @@ def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
     kept, needed = _needed(graph, names)
     made = chain.from_iterable(node.output for node in graph.node)
     gone = {info.name for info in graph.output}.union(made, *map(uses, graph.node)) - needed
-    # The declared type of an output that is now a value inside the graph still tells its shape.
+    # The declared type of an output that is now a value inside the graph still determines its shape.
     told = [info for info in graph.output if info.name in needed.difference(names)]
     # Stable: an output that the file lists twice stays so, and is reported.
     places = {name: place for place, name in enumerate(names)}
@@ -112,7 +112,7 @@ def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
 
 def _needed(graph: onnx.GraphProto, names: Iterable[str]) -> tuple[set[int], set[str]]:
     """Return the indices of the nodes that some outputs need, and the names of the values; in any order of nodes."""
-    # All nodes of a name: that two compute it is a fault, and not for this to hide.
+    # All nodes of a name: two nodes that compute it are a fault, which this must not hide.
     makers: dict[str, list[int]] = {}
     for i, node in enumerate(graph.node):
         for name in node.output:

@@ -1,9 +1,9 @@
-"""Upgrade of models of opset 1 to 6, whose operators do not broadcast as numpy does, to opset 7.
+"""Upgrade models of opset 1 to 6, whose operators do not broadcast like numpy, to opset 7.
 
-ONNX Runtime has kernels from opset 7 on.  Up to 5, ONNX's version converter brings the graph to 6; from 6 to
-7 the changes are few and done here, since the converter writes wrong tensors where a broadcast says `axis`, and has no
-rule for comparisons.  A graph that cannot be upgraded, for its bodies or a broadcast of unknown rank, stays as it is:
-reference kernels know old forms.
+ONNX Runtime has kernels since opset 7.  Up to 5, ONNX's version converter brings the graph to 6; from 6 to 7 the
+changes are few and made here, since the converter writes wrong tensors if a broadcast has an `axis`, and has no rule
+for comparisons.  A graph that cannot be upgraded, because of its bodies or a broadcast of unknown rank, is unchanged:
+reference kernels compute old forms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask_ferro.graph.ir.onnx_inference import typed
 
 _OLD, MODERN = 6, 7
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"})
-# Attributes that opset 7 no longer has: it does what they asked for, or `_spread` has written it out.
+# Attributes that opset 7 no longer has: it does the same without them, or `_spread` has written it out.
 _DROPPED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_BROADCASTING, ("broadcast", "axis")),
     "BatchNormalization": ("is_test",),
@@ -50,7 +50,7 @@ def _converted(model: ir.Model) -> ir.Graph | None:
     try:
         proto = version_converter.convert_version(lean_model(model, keep_declared=True), _OLD)
         graph: ir.Graph = ir.serde.deserialize_model(proto).graph
-    except Exception:  # noqa: BLE001 - its C++ raises whatever comes; then the model stays as it is
+    except Exception:  # noqa: BLE001 - its C++ raises several kinds; then the model is unchanged
         return None
     kept = [value for value in graph.inputs if value.name not in model.graph.initializers]
     # The caller's inputs may not change; a result of which they did is not used.

@@ -1,4 +1,4 @@
-"""Plans as YAML: the settings of each region, read and checked without a graph.
+"""Read plans in YAML: the settings of each region, checked without a graph.
 
     mesh: {data: 2, tensor: 2}          # keys of the whole graph: `_OF_GRAPH`
     inputs: {x: {data: 0}}
@@ -8,9 +8,9 @@
     layer2:                             # GT's form: all weights and inputs of the region, as in `shard: {"*": 0}`
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
-docs/reference/parallelism.md says what each key means.  GT's `compile` is accepted and changes nothing, since every
-region is compiled.  Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks
-a plan against a graph: its regions, values and dimensions.
+docs/reference/parallelism.md explains each key.  GT's `compile` is accepted and changes nothing, since every region
+is compiled.  Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks a
+plan against a graph: its regions, values and dimensions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST = 1 << 20
 # Problems that an error lists; a plan of 200 regions may have a fault in each.
 _SHOWN = 10
 WHOLE = "whole"
-# The key of a split of all weights and inputs of a region: those that it does not fit are whole.
+# The key of a split of all weights and inputs of a region; values that it does not fit are whole.
 ALL = "*"
 
 
@@ -50,7 +50,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The settings of one region, None where it has none; `lines` has the line of each key."""
+    """The settings of one region, None if it has none; `lines` has the line of each key."""
 
     name: str = ""
     line: int = 0
@@ -86,7 +86,7 @@ class PlanFile:
         return any(region.stage is not None for region in self.regions)
 
     def refusal(self, problems: Sequence[str]) -> InputError:
-        """Return the error with problems of this plan (`format_problem`), each once, and the first ones only."""
+        """Return the error with problems of this plan (`format_problem`), each once, and only the first ones."""
         lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
         return InputError("\n".join([f"plan {self.source}:", *at_most(_SHOWN, lines, before="  and ")]))
 
@@ -171,7 +171,7 @@ class _Rows(dict[str, Any]):
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A loader of mappings as `_Rows`, which refuses keys that are given twice."""
+    """A loader of mappings as `_Rows`, which refuses keys that occur twice."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -189,7 +189,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             try:
                 rows[key] = self.construct_object(value, deep=True)
             except (yaml.YAMLError, ValueError, ArithmeticError) as error:
-                # A date that is none, or a number that Python does not read: a problem of the key.
+                # An impossible date, or a number that Python does not read, is a problem of the key.
                 rows[key] = error
 
 
@@ -324,7 +324,7 @@ def _one_of(names: Sequence[str]) -> _Kind:
 
 _FLAG = _Kind(lambda value: isinstance(value, bool), "true or false")
 _COUNT = _Kind(lambda value: _is_int(value, 1), "a whole number, 1 or more")
-_NUMBER = _Kind(lambda value: _is_int(value, 0), "a number from 0 on")
+_NUMBER = _Kind(lambda value: _is_int(value, 0), "a number of at least 0")
 _DIM = _Kind(_is_int, f"a dimension, {WHOLE!r}, or dimensions by axis such as {{tensor: 1}}")
 _NAME = _Kind(lambda value: isinstance(value, str) and value != "", "the name of a region")
 _WORKERS = _Kind(_is_workers, "a list of numbers of workers, such as [0, 1], with every worker once")

@@ -1,4 +1,4 @@
-"""A training step cut into the chunks of a pipeline, and the action of each node.
+"""Cut a training step into the chunks of a pipeline, and find the action of each node.
 
     loss ──cut──> every node has a chunk ──grad──> so have its backward nodes ──actions──> F, I, W of a chunk
 
@@ -57,12 +57,12 @@ def cut_stages(
 ) -> Staged:
     """Return the model of `outputs`, with gradients of the loss among them, and a chunk for every node.
 
-    With parameters, which are constants or arguments, the first output is the loss; with None there is no backward.
-    Chunks have about equal projected seconds and few bytes between them, or one or several regions each (`signals`): a
-    node in none of these is in the latest chunk that it reads from.
+    If there are parameters, which are constants or arguments, the first output is the loss; None: there is no
+    backward. Chunks have about equal projected seconds and few bytes between them, or one or several regions each
+    (`signals`): a node in none of these is in the latest chunk that it reads from.
 
-    Raises `InputError` for fewer nodes than chunks, a region that does not exist, or regions against the flow of data,
-    and `UnsupportedOpError` for an op without a gradient on the way from the loss to a parameter.
+    Raises `InputError` if there are fewer nodes than chunks, a region does not exist, or regions are against the flow
+    of data, and `UnsupportedOpError` if an op on the way from the loss to a parameter has no gradient.
     """
     nodes = reached(outputs.values())
     homes = _by_signal(nodes, signals) if signals is not None else _by_cost(outputs, nodes, chunks)
@@ -72,7 +72,7 @@ def cut_stages(
     ends = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
-        # The seed of the backward is in the last chunk, as the loss is.
+        # The seed of the backward is in the last chunk, like the loss.
         with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
             slopes = grad(next(iter(marked.values())), leaves)
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
@@ -82,7 +82,7 @@ def cut_stages(
 
 
 def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return the input of each tensor that a model was built with; one that is given twice is one input."""
+    """Return the input of each tensor that a model was built with; a tensor that is passed twice is one input."""
     order = list(dict.fromkeys(leaf.key for leaf in leaves))
     return tuple(str(model.graph.inputs[order.index(leaf.key)].name) for leaf in leaves)
 
@@ -100,7 +100,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
         path = next((p for p in _above(node.region.path) if p in chunk_of), None)
         if path is not None:
             seen.add(path)
-        # A node without a region cannot run before its inputs: its chunk is the latest of theirs.
+        # A node without a region cannot run before its inputs: its chunk is the latest chunk of its inputs.
         before = max((homes[origin.number] for origin in _makers(node)), default=0)
         homes[node.number] = before if path is None else chunk_of[path]
     missing = [path for path in chunk_of if path not in seen]
@@ -153,18 +153,18 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
             late, early = homes[origin.number], homes[node.number]
             if late > early:
                 raise InputError(
-                    f"parallelize: stages: chunk {early} (region {node.region.path!r}) reads a {origin.op_type} of"
-                    f" chunk"
-                    f" {late} (region {origin.region.path!r}), which comes later; name regions in the data's order"
+                    f"parallelize: stages: chunk {early} (region {node.region.path!r}) reads a"
+                    f" {origin.op_type} of chunk {late} (region {origin.region.path!r}), which comes later;"
+                    " name regions in the data's order"
                 )
 
 
 def balance(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
-    """Return where each piece starts, for pieces of about equal weight with few bytes across the cuts.
+    """Return the start of each piece, for pieces of about equal weight with few bytes across the cuts.
 
-    A cut is where the pieces before it have their share of the weight: of the places that are a few per cent of a piece
-    away from there, that which the fewest bytes cross, or else the nearest.  `crossing` has the bytes across a cut
-    after each item but the last.  No piece is empty.
+    The pieces before a cut have about their share of the weight: within a few per cent of a piece, the cut is the
+    place that the fewest bytes cross, or else the nearest place.  `crossing` has the bytes across a cut after each
+    item except the last.  No piece is empty.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""An optimizer's step: as a model of its own, or in one model with the loss and its gradients.
+"""Write an optimizer's step: as a model of its own, or in one model with the loss and its gradients.
 
     update_graph   parameters, gradients, state -> new parameters and state      after all micro-batches, in stages
-    whole_step     batch, parameters, state -> loss, new parameters and state    where there is one of both
+    whole_step     batch, parameters, state -> loss, new parameters and state    if there is one of both
 
 The output for an input `w` is `next w`.  All other tensors that the step reads, such as a rate that changes from step
 to step, are arguments.
@@ -30,14 +30,15 @@ _NEXT = "next "
 
 
 class UpdateGraph(NamedTuple):
-    """An optimizer's step, as a model, or None: the model of loss and gradients has the step's nodes.
+    """An optimizer's step as a model; None: the model of loss and gradients has the step's nodes.
 
     `params`, `grads` and `state` are names of inputs, in the order of their trees; without a model, gradients are
     values inside the other one.  `form` is the tree of the state with a leaf for each entry, `start` has the state
     before the first step, and `bound` the values of other inputs that have one, by name.
 
-    `owners` has the parameter that each entry of the state belongs to: the one of its shape whose keys its own keys end
-    with, as in `{"mean": <a tree like the parameters>}`; None for an entry without one, such as a count of steps.
+    `owners` has the parameter that each entry of the state belongs to: it has the same shape, and the entry's keys
+    end with its keys, as in `{"mean": <a tree like the parameters>}`; None for an entry without a parameter, such as
+    a count of steps.
     """
 
     model: ir.Model | None
@@ -51,7 +52,7 @@ class UpdateGraph(NamedTuple):
 
     @property
     def carry(self) -> tuple[str, ...]:
-        """The inputs that a step has from the one before it: parameters and state."""
+        """The inputs that a step has from the previous step: parameters and state."""
         return (*self.params, *self.state)
 
 
@@ -70,7 +71,7 @@ def update_graph(
 ) -> UpdateGraph:
     """Return an optimizer's step as a model, given the names of parameters and gradients in the order of the tree.
 
-    Raises `InputError` for a parameter that is given twice, or an argument with the name of another input.
+    Raises `InputError` if a parameter is passed twice, or an argument has the name of another input.
     """
     leaves = pytree.leaves(params)
     inputs = [
@@ -90,7 +91,7 @@ def whole_step(
     # The same names as in the model of the step, whose first inputs they are.
     names = input_names(build(outputs, leaves).model, leaves)
     slopes = grad(outputs[LOSS], leaves)
-    # No user's name: such an argument would get another one.
+    # Users cannot have this name: such an argument would be renamed.
     grads = tuple(f"gradient {i}" for i in range(len(leaves)))
     update, ends, entries = _step_outputs(
         optimizer, params, params, pytree.like(params, slopes), names, grads
@@ -112,9 +113,9 @@ def _step_outputs(
     names: Sequence[str],
     grads: Sequence[str],
 ) -> tuple[UpdateGraph, dict[str, Tensor], list[Tensor]]:
-    """Return the step from parameters `w` by gradients `g`, without a model; its outputs; the state as arguments."""
+    """Return the step of parameters `w` with gradients `g` (without a model), its outputs, its state's arguments."""
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
-        raise InputError(f"parallelize: optimizer: parameter {twice} is given twice; give it once")
+        raise InputError(f"parallelize: optimizer: parameter {twice} occurs twice; pass it once")
     initial = optimizer.init(params)
     leaves = pytree.leaves(initial, "optimizer's state")
     state = tuple(f"optimizer.{i}" for i in range(len(leaves)))

@@ -19,7 +19,7 @@ Shape = tuple[Dim, ...]
 
 
 def checked_dim(dim: object, name: str) -> Dim:
-    """Return a dimension of the argument `name`, or raise `InputError` where it is none."""
+    """Return a dimension of the argument `name`, or raise `InputError` if it is not a dimension."""
     if dim is None or (isinstance(dim, str) and dim):
         return dim
     try:
@@ -86,7 +86,7 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
     listed = (axis,) if isinstance(axis, int) else tuple(axis)
     axes = tuple(sorted(axis_of(a, rank, where) for a in listed))
     if len(set(axes)) != len(axes):
-        raise InputError(f"{where}: an axis is given twice in {listed}; name each once")
+        raise InputError(f"{where}: an axis occurs twice in {listed}; name each once")
     return axes
 
 
@@ -95,7 +95,7 @@ def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
         raise InputError(f"{where}: {tuple(new)} is not a shape: sizes, names, and at most one -1")
-    # The number of elements is not known, so the new shape is trusted; ONNX checks it at run time.
+    # The number of elements is not known, so the new shape is accepted; ONNX checks it at run time.
     if None in old:
         return tuple(None if d == -1 else d for d in new)
     names_left = Counter(d for d in old if isinstance(d, str))
@@ -113,7 +113,7 @@ def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     ):
         raise InputError(f"{fault}, whatever the -1 is")
     left = list(names_left.elements())
-    # What the names leave over is a size, or one of the names; the size of a product of names is not known.
+    # The remainder of the names is a size, or one of the names; the size of a product of names is not known.
     rest: Dim = have // want if not left else left[0] if len(left) == 1 and have == want else None
     return tuple(rest if d == -1 else d for d in new)
 

@@ -6,8 +6,7 @@
 Nothing is updated in place and no state is kept here: a step is array math like the loss, and is sharded, sent and
 saved with it.  A training step is one model, whose outputs are its next inputs.
 
-Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.  What does not fit raises
-`InputError`.
+Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.  A mismatch raises `InputError`.
 
 Examples
 --------
@@ -56,7 +55,7 @@ class SGD:
     lr : float or Tensor, optional
         Learning rate; a scalar tensor if it changes from step to step.
     momentum : float, optional
-        From 0 (none, and no state) to 1.
+        Momentum from 0 (none, and no state) to 1.
     weight_decay : float, optional
         The factor of the parameter that is added to its gradient.
     nesterov : bool, optional
@@ -83,7 +82,7 @@ class SGD:
         _check("weight_decay", self.weight_decay)
         _check("momentum", self.momentum, below=1)
         if self.nesterov and not self.momentum:
-            raise InputError("SGD: nesterov without momentum; give a momentum")
+            raise InputError("SGD: nesterov without momentum; set a momentum")
 
     def init(self, params: Tree) -> State:
         """Return zero velocities, one for each parameter; nothing without momentum."""
@@ -119,7 +118,7 @@ class Adam:
     eps : float, optional
         Added to the root of the mean of g^2.
     weight_decay : float, optional
-        The factor of the parameter that is added to its gradient, as in PyTorch; `AdamW` subtracts it apart.
+        The factor of the parameter that is added to its gradient, as in PyTorch; `AdamW` subtracts it separately.
 
     Notes
     -----
@@ -184,7 +183,7 @@ class Adam:
 class AdamW(Adam):
     """`Adam` with decoupled weight decay: lr * weight_decay * w is subtracted from the parameter w.
 
-    Parameters are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
+    Parameters are the same as in `Adam`; the default weight decay is 0.01 (arXiv:1711.05101).
 
     Examples
     --------
@@ -213,9 +212,11 @@ def _rate(rate: Rate, w: Tensor) -> Rate:
 def _state_of(
     optimizer: str, params: Tree, grads: Tree, state: State, names: Sequence[str]
 ) -> dict[str, Tree]:
-    """Return these parts of the state; they and the gradients, but for the count, have to be like the parameters."""
+    """Return these parts of the state; they and the gradients, except the count, have to be like the parameters."""
     if missing := [name for name in names if name not in state]:
-        wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
+        wanted = (
+            "begin with state = optimizer.init(params), and continue with the state that each step returns"
+        )
         raise InputError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
     parts = {name: state[name] for name in names}
     for label, tree in {"grads": grads, **parts}.items():
@@ -228,5 +229,5 @@ def _state_of(
 
 def _check(name: str, value: Rate, below: float = math.inf) -> None:
     if not isinstance(value, Tensor) and not 0 <= value < below:
-        wanted = "a number from 0 on" if below == math.inf else f"a number from 0 to below {below}"
+        wanted = "a number of at least 0" if below == math.inf else f"a number from 0 to below {below}"
         raise InputError(f"{name}: got {value!r}, wanted {wanted}")

@@ -14,14 +14,15 @@ from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit, promote
 
 @example("matmul([[1, 2], [3, 4]], [1, 1]).compute()", "array([3, 7])")
 def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts."""
+    """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the others broadcast."""
     a, b = promote("matmul", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
         raise InputError(f"matmul: {a!r} @ {b!r}: a scalar has no rows; use *")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
     if not same(a.shape[-1], inner):
         raise InputError(
-            f"matmul: {written(a.shape)} @ {written(b.shape)}: {a.shape[-1]!r} columns do not match {inner!r} rows"
+            f"matmul: {written(a.shape)} @ {written(b.shape)}: {a.shape[-1]!r} columns do not match"
+            f" {inner!r} rows"
         )
     batch = broadcast([a.shape[:-2], b.shape[:-2]], "matmul")
     return emit("MatMul", [a, b], (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ())))

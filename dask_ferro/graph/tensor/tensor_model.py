@@ -1,10 +1,10 @@
 """`TrainableModel`: a loaded model as a pure function of its inputs and of named parameters.
 
-    load("m.onnx") -> model;  model(x, params=params) -> tensors;  model.save("tuned.onnx", params=tuned)
+    load_onnx("m.onnx") -> model    model(x, params=params) -> tensors    model.save("tuned.onnx", params=tuned)
 
-A model holds no state: weights that a call is not given are constants, as the file has them, and stay where they are.
-Weights have the names of the file.  A weight of floating point numbers is a parameter, unless `_weight` has a reason
-against it.  The full name of a scalar or of a folded constant trains it all the same; a pattern does not reach it.
+A model holds no state: weights that a call does not pass are constants with the file's values and stay in the file.
+Weights have the names of the file.  A floating point weight is a parameter, unless `_weight` has a reason against it.
+The full name of a scalar or of a folded constant trains it nevertheless; a pattern does not match it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Inputs: TypeAlias = Value | Sequence[Value] | Mapping[str, Value]
 Patterns: TypeAlias = str | Sequence[str]
 
 _Places = Mapping[str, tuple[int, ...]]
-# Inputs by operator that are no parameters, by the reason why.
+# Inputs by operator that are not parameters, by the reason why.
 _CONSTANT_INPUTS: Mapping[str, _Places] = {
     "a statistic of BatchNormalization, a constant of the exported model": {"BatchNormalization": (3, 4)},
     "a setting of an operator": {
@@ -55,14 +55,15 @@ _LAYER_INPUTS: _Places = {
     "MatMul": (0, 1), "PRelu": (1,), "Gemm": (0, 1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2),
     "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3),
 }  # fmt: skip
-# What PyTorch's exporters call values that they computed: folded constants, and weights that they transposed or merged.
+# Names that PyTorch's exporters use for values that they computed: folded constants, and weights that they transposed
+# or merged.
 _COUNTED = re.compile(r"(onnx::\w+?_\d+|val_\d+|.*_output_\d+|\d+)")
 # Names that a message lists: a network has hundreds.
 _SHOWN = 3
 
 
 class Weight(NamedTuple):
-    """A weight of a model's file, with the reason why it is no parameter ("" if it is one).
+    """A weight of a model's file, with the reason why it is not a parameter ("" if it is one).
 
     `is_trainable` is whether its full name trains it, whatever the reason.
     """
@@ -74,18 +75,19 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainableModel:
-    """A loaded model as a pure function of its inputs and of named parameters.  Made by `load`.
+    """A loaded model as a pure function of its inputs and of named parameters.  Created by `load_onnx`.
 
-    Methods raise `InputError` for names, dtypes or shapes that do not fit, all of them at once, with what fits.
+    Methods raise `InputError` if names, dtypes or shapes do not fit; the message lists all mismatches and the correct
+    ones.
 
     Attributes
     ----------
     name : str
-        Of the file or graph.
+        Name of the file or graph.
     inputs, outputs, values : mapping
-        Name to dtype and shape, of what the model reads, returns and computes in between.
+        Name to dtype and shape of the inputs, the outputs and all computed values.
     weights : mapping
-        Name in the file to dtype, shape, and why the weight is no parameter.
+        Name in the file to dtype, shape, and the reason why the weight is not a parameter.
 
     Examples
     --------
@@ -116,7 +118,7 @@ class TrainableModel:
 
     @property
     def values(self) -> dict[str, TensorType]:
-        """The dtypes and shapes of the values that nodes compute, by name, in order: where `until` may cut."""
+        """The dtypes and shapes of the values that nodes compute, by name, in order: `until` may cut at any of them."""
         nodes, _ = self._needed
         outputs = chain.from_iterable(node.outputs for node in nodes)
         return self._types(str(value.name) for value in outputs if value.name)
@@ -131,7 +133,7 @@ class TrainableModel:
 
     @cached_property
     def _constants(self) -> dict[str, Tensor]:
-        # Stored, so that a graph which uses the model twice has them once.
+        # Stored, so that a graph that uses the model twice has them once.
         names = self.readable.model.graph.initializers
         return {name: constant(self.readable, name) for name in names if name in self._needed[1]}
 
@@ -154,19 +156,19 @@ class TrainableModel:
         """Return the parameters to train, by name: constants with the weights of the file, which are not copied.
 
         Means and variances of BatchNormalization, settings of operators, constants that an exporter folded, and
-        scalars of files that are not from PyTorch are not parameters; all other weights of floating point numbers
-        are. An exported file does not tell a network's buffers (a table of positions) from its parameters: freeze
-        those by name.
+        scalars of files that are not from PyTorch are not parameters; all other floating point weights are. An
+        exported file does not distinguish a network's buffers (a table of positions) from its parameters: freeze
+        buffers by name.
 
         Parameters
         ----------
         train : str or sequence of str, optional
-            Names, or patterns in which `*`, `?` and `[...]` stand for any characters; all parameters if not given.
-            The full name of a scalar or a folded constant trains that too.
+            Names, or patterns in which `*`, `?` and `[...]` stand for any characters; all parameters by default. The
+            full name of a scalar or a folded constant trains that too.
         freeze : str or sequence of str, optional
-            Names or patterns that are not trained, whatever `train` says.
+            Names or patterns that are not trained, even if `train` matches them.
         """
-        # New constants each time: a call without them has weights of its own, which no gradient reaches.
+        # New constants each time: a call without them uses other constants, which no gradient reaches.
         names = _choose(self.weights, train, freeze, self.name)
         return {name: constant(self.readable, name) for name in names}
 
@@ -182,12 +184,12 @@ class TrainableModel:
             arguments with the model's names.
         params : mapping of str to Tensor or array, optional
             Values by the names of weights; all others are constants, as in the file.  Inputs and parameters may be
-            float16, or bfloat16, in place of a wider dtype: matrix products and convolutions are then computed in it,
+            float16, or bfloat16, instead of a wider dtype: matrix products and convolutions are then computed in it,
             and all other operators in the model's dtype.
 
         Returns
         -------
-        Tensor, or a dict of them by name where the model has several outputs.  `UnsupportedOpError` names nodes and
+        Tensor, or a dict of them by name if the model has several outputs.  `UnsupportedOpError` names nodes and
         inputs that tensors cannot express.
         """
         tensors = {name: asarray(value, name=name) for name, value in (params or {}).items()}
@@ -213,11 +215,11 @@ class TrainableModel:
     def _mismatches(
         self, types: Mapping[str, TensorType], halves: Set[ir.DataType] = frozenset()
     ) -> list[str]:
-        """Return what is wrong with the names and types of values for weights; wide ones may be one of the `halves`."""
+        """Return the problems of names and types of values for weights; a wide weight may be one of the `halves`."""
         problems = []
         for name, got in types.items():
             if name not in self.weights:
-                problems.append(f"{name!r} is no weight; {_nearest(name, self.weights)}")
+                problems.append(f"{name!r} is not a weight; {_nearest(name, self.weights)}")
                 continue
             own = self.weights[name].type
             is_half = got.dtype in halves and own.dtype in WIDE and got.shape == own.shape
@@ -228,7 +230,7 @@ class TrainableModel:
         return problems
 
     def until(self, *names: str) -> TrainableModel:
-        """Return the model up to some of its values, as `values` lists them, which become its outputs."""
+        """Return the model up to some of its `values`, by name, which become its outputs."""
         known = self.values
         wrong = [name for name in names if name not in known]
         if wrong or not names:
@@ -241,20 +243,19 @@ class TrainableModel:
     def save(self, path: str | os.PathLike[str], params: Mapping[str, Value] | None = None) -> None:
         """Write the model's file again with other weights: the same graph, under the same names.
 
-        Weights that the file has beside it are written beside the new one, to `path` + ".data".  The file that was
-        loaded may be written over.
+        External weights are written to a separate file, `path` + ".data".  The loaded file may be overwritten.
 
         Parameters
         ----------
         path : path
         params : mapping of str to array or Tensor, optional
-            New values by the names of weights, of the same dtypes and shapes; all others keep theirs.
+            New values by the names of weights, of the same dtypes and shapes; all others keep their values.
 
         Raises
         ------
         InputError
-            Also for a tensor that is not computed yet, a folder that does not exist, or a file that changed
-            after the model was loaded.
+            If parameters do not fit, a tensor is not computed yet, a folder does not exist, or a file changed after
+            the model was loaded.
         """
         # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}
@@ -270,15 +271,15 @@ class TrainableModel:
         computed = set(chain.from_iterable(node.output for node in original.proto.graph.node))
         if inner := [name for name in self.ends if name not in computed]:
             raise InputError(
-                f"save: {inner[0]!r} is no value of the file's graph, but of a function that it calls; write the"
-                " tensors that the model returns with dask_ferro.tensor.save_onnx"
+                f"save: {inner[0]!r} is not a value of the file's graph, but of a function that it calls;"
+                " write the tensors that the model returns with dask_ferro.tensor.save_onnx"
             )
         types = [(name, self.readable.types[name]) for name in self.ends]
         return [make_tensor_value_info(name, int(type_.dtype or 0), type_.shape) for name, type_ in types]
 
 
 def tensor_model(loaded: Loaded, name: str) -> TrainableModel:
-    """Return a loaded model, with its original, as a function of tensors; errors are those of `from_model`."""
+    """Return a loaded model, with its original, as a function of tensors; raises errors like `from_model`."""
     original = loaded.original
     assert original is not None
     readable = read(loaded.model)
@@ -332,13 +333,13 @@ def _weight(value: ir.Value, type_: TensorType, has_named_scalars: bool) -> Weig
     is_of_a_layer = any(index in _LAYER_INPUTS.get(op_type, ()) for op_type, index in uses)
     if _COUNTED.fullmatch(str(value.name)) and not is_of_a_layer:
         return Weight(type_, "a constant that the exporter folded", True)
-    # PyTorch's exporters count constants that they make, so a scalar with a name is a parameter.
+    # PyTorch's exporters number the constants that they create, so a scalar with a name is a parameter.
     return Weight(type_, "" if type_.shape or has_named_scalars else "a scalar", True)
 
 
 def _choose(weights: Mapping[str, Weight], train: Patterns | None, freeze: Patterns, model: str) -> list[str]:
-    """Return the names of weights to train in the order of the file; without `train`, those of all parameters."""
-    # What a pattern may reach: `*` is no wish to train statistics.
+    """Return the names of weights to train in the order of the file; without `train`, all parameters."""
+    # Weights that a pattern may match: `*` is not a wish to train statistics.
     usual = [name for name, weight in weights.items() if not weight.fixed]
     problems: list[str] = []
     names = set(usual) if train is None else set[str]()

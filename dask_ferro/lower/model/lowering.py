@@ -1,11 +1,11 @@
-"""A model on its inputs as a Dask graph, and its outputs as collections: a dask array each, a mapping of several.
+"""Lower a model on its inputs to a Dask graph, and its outputs to collections: a dask array each, a mapping of several.
 
 Names decide policy in Dask: the prefix (model and main operator) collects durations, so there are few of them;
 chunks of one bundle share a group, so that a long batch is queued at the scheduler instead of pushed to workers.
 
-What has no rows or no known number of axes (a sequence, a map, the result of an operator that inference does not know)
-is a delayed value.  Where only a run tells how wide the rows are, each chunk is compared with the first one: a list of
-texts that is as wide as its longest row has another width in each chunk.
+An output without rows or a known number of axes (a sequence, a map, the result of an operator that inference does not
+know) is a delayed value.  If only a run determines the width of the rows, each chunk is compared with the first one:
+a list of texts that is as wide as its longest row has another width in each chunk.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from dask_ferro.trace import ABOUT
 def outputs_of(bound: BoundModel, client: Any) -> Any:
     """Return the output of a model on its inputs, a dask array or a delayed value; `Outputs` of several.
 
-    The workers of `client` are asked whether they see the model's file.
+    The client asks its workers whether they see the model's file.
     """
     tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
     feeds = _feeds(bound, lambda name, value, rows: feed(name, value, rows, tokens[name]))
@@ -67,13 +67,13 @@ def outputs_of(bound: BoundModel, client: Any) -> Any:
 
 def values_of(bound: BoundModel) -> dict[str, Any]:
     """Return the outputs of a model on its inputs by name, computed in this process."""
-    # No other graph has these keys, so they need not name the content of the inputs.
+    # No other graph has these keys, so they need not depend on the content of the inputs.
     made = lower(bound, _feeds(bound, embedded), None, None, are_arrays=False)
     return assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
 
 
 def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], Feed]) -> list[Feed]:
-    """Return the inputs as tasks read them; `of` makes each of its name, its value, and the rows of its chunks."""
+    """Return the inputs as tasks read them; `of` builds each from its name, its value, and the rows of its chunks."""
     sig = bound.model.signature
     return [
         of(spec.name, bound.arrays[spec.name], bound.rows if carries else None)
@@ -86,32 +86,32 @@ def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], F
 
 @dataclass(frozen=True)
 class Lowered:
-    """A Dask graph of a model on its inputs, and where its outputs are."""
+    """A Dask graph of a model on its inputs, and the places of its outputs."""
 
     graph: HighLevelGraph
     # The layer of the bundles.
     layer_name: str
-    # Of model, inputs and plan.
+    # Token of model, inputs and plan.
     token: str
     # Keys of each bundle.
     series: tuple[KeySeries, ...]
     bound: BoundModel
 
     def source(self, index: int) -> tuple[KeySeries, int | None]:
-        """Return the keys of the bundle that holds an output, and its place there; None: it is the only one."""
+        """Return the keys of the bundle that holds an output, and the position in its tuple; None: its only output."""
         source = self.bound.plan.outputs[index]
         is_only = len(self.bound.plan.bundles[source.bundle].outputs) == 1
         return self.series[source.bundle], None if is_only else source.place
 
     @property
     def keys(self) -> list[list[Key]]:
-        """The keys to compute: those of each output's chunks."""
+        """The keys to compute, which are the keys of each output's chunks."""
         sources = (self.source(index)[0] for index in range(len(self.bound.plan.outputs)))
         return [list(map(source.at, range(self.bound.chunks))) for source in sources]
 
     @property
     def places(self) -> dict[str, int | None]:
-        """Where each output lies in its bundle's values; None: it is the value."""
+        """The position of each output in its bundle's values; None: it is the value."""
         return {spec.name: self.source(i)[1] for i, spec in enumerate(self.bound.model.signature.outputs)}
 
 
@@ -121,8 +121,8 @@ def lower(
     """Return the Dask graph of a model on its inputs.
 
     `copy` is the model's content, for workers that cannot see its file, and `tokens` identifies the inputs.
-    `are_arrays` tells whether the outputs become dask arrays, whose shapes hold; else they have the shapes that are
-    computed.
+    `are_arrays` states whether the outputs become dask arrays, whose shapes are binding; otherwise they have the
+    computed shapes.
     """
     model, bundles = bound.model, bound.plan.bundles
     refs = tuple(_bundle_ref(bound, n, are_arrays=are_arrays) for n in range(len(bundles)))
@@ -182,7 +182,7 @@ def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRe
 def _output_check(bound: BoundModel, number: int, *, are_arrays: bool) -> OutputCheck | None:
     plan, sig = bound.plan, bound.model.signature
     is_cut = bound.rows is not None and (bound.chunks > 1 or bound.has_dask_rows)
-    # Of a model of batch 1 that is run row by row, the rows are not those that were inferred.
+    # If a model of batch 1 is run row by row, its rows are not the inferred rows.
     is_whole = not (is_cut or bound.splits)
     outputs = tuple(
         (
@@ -205,7 +205,7 @@ def _output_check(bound: BoundModel, number: int, *, are_arrays: bool) -> Output
 
 
 def _sizes(bound: BoundModel, name: str, first: int) -> Sizes:
-    """Return the sizes of an output as far as they are known, from the axis `first` on."""
+    """Return the sizes of an output as far as they are known, beginning with the axis `first`."""
     shape = bound.sized.types[name].shape
     if shape is None:
         return None
@@ -246,13 +246,13 @@ def _arguments(bundle: Bundle, feeds: Sequence[Feed], series: Sequence[KeySeries
 
 def _series(bound: BoundModel, token: str, number: int) -> KeySeries:
     bundle = bound.plan.bundles[number]
-    # Dask collects durations by this name: the operator of most nodes tells bundles apart.
+    # Dask collects durations by this name; the most frequent operator distinguishes bundles.
     op = max(bundle.ops, key=lambda name: (bundle.ops[name], name), default="identity").lower()
     cost = blake2b(repr((sorted(bundle.ops.items()), bundle.cost)).encode(), digest_size=4).hexdigest()
     name = f"{_label(bound.model.name)}-{op}-{cost}{CALL}{token}"
     is_output = any(s.bundle == number for s in bound.plan.outputs)
     if is_output and len(bundle.outputs) == 1:
-        # As a dask array names its chunks: the chunk, and a zero for each other axis.
+        # Like the keys of a dask array: the chunk, and a zero for each other axis.
         shape = bound.sized.types[bundle.outputs[0]].shape
         return KeySeries((f"{name}-{number}",), (0,) * (len(shape) - 1) if shape else ())
     # Chunks of one bundle are a group of their own: independent, so they can be queued.
@@ -262,7 +262,7 @@ def _series(bound: BoundModel, token: str, number: int) -> KeySeries:
 
 
 def _label(name: str) -> str:
-    """Return a name that Dask takes for one word of a key's prefix."""
+    """Return a name that Dask treats as one word of a key's prefix."""
     label = re.sub(r"\W+", "_", name).strip("_") or "model"
     return label if label[0].isalpha() else f"m_{label}"
 
@@ -273,8 +273,8 @@ def _label(name: str) -> str:
 class Outputs(Mapping[str, Any], DaskMethodsMixin):
     """The outputs of a model by name, in its order: ``label, scores = model(x)``; all are computed together.
 
-    Its iterator yields the outputs and not their names, so that it unpacks; `keys()` and `items()` are those of a dict.
-    It is no dict itself, as a client takes dicts apart.
+    Its iterator yields the outputs and not their names, so that it unpacks; `keys()` and `items()` are like a dict's.
+    It is not a dict itself, because a client takes dicts apart.
     """
 
     __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
@@ -342,8 +342,8 @@ def _output(made: Lowered, index: int) -> Any:
         return _delayed(made, index)
     if bound.rows is not None and not (shape and (sig.fixed_rows or _may_have(shape[0], bound.rows))):
         raise InputError(
-            f"model {bound.model.name!r}: output {spec} does not carry the batch axis, so it cannot be joined from"
-            " chunks; run it on all rows at once (no batch_size=, and numpy arrays)"
+            f"model {bound.model.name!r}: output {spec} does not carry the batch axis, so it cannot be"
+            " joined from chunks; run it on all rows in one task (no batch_size=, and numpy arrays)"
         )
     sizes: list[tuple[float, ...]] = [(d if isinstance(d, int) else np.nan,) for d in shape]
     if bound.rows is not None:
@@ -367,7 +367,7 @@ def _output(made: Lowered, index: int) -> Any:
 
 
 def _picks(made: Lowered, index: int, series: KeySeries, *, is_open: bool) -> list[TaskSeries]:
-    """Return tasks that pick one output of a bundle; where its axes are open, they compare it with the first chunk."""
+    """Return tasks that pick one output of a bundle; if its axes are open, they compare it with the first chunk."""
     (source, place), chunks, model = made.source(index), made.bound.chunks, made.bound.model
     picked = (source, Literal((place,)))
     if not is_open:
@@ -389,7 +389,7 @@ def _delayed(made: Lowered, index: int) -> Delayed:
 
 
 def _over(made: Lowered, name: str, top: Layer) -> HighLevelGraph:
-    """Return the graph with a layer over that of the bundles."""
+    """Return the graph with a layer on top of the bundles' layer."""
     layers, needs = made.graph.layers, made.graph.dependencies
     return HighLevelGraph({**layers, name: top}, {**needs, name: {made.layer_name}})
 
@@ -406,6 +406,6 @@ def _may_have(size: Dim, rows: Sequence[float]) -> bool:
 def assemble(
     results: Sequence[Sequence[Any]], places: Mapping[str, int | None], model: str
 ) -> dict[str, Any]:
-    """Return outputs by name, of the values of `Lowered.keys` and where each lies in them (`Lowered.places`)."""
+    """Return outputs by name, from the values of `Lowered.keys` and the positions of `Lowered.places`."""
     made = zip(places.items(), results, strict=True)
     return together_by_name({name: joined(values, place, model, name) for (name, place), values in made})

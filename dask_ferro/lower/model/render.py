@@ -1,4 +1,4 @@
-"""The facts of a model that its text and its card in a notebook show, as labels and texts."""
+"""List the facts of a model that its text and its card in a notebook show, as labels and texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Fact = tuple[str, str]
 
 
 def facts_of(opened: PreparedModel, ops: Counter[str], bundles: Sequence[Bundle]) -> list[Fact]:
-    """Return the facts that both forms show; no bundles: it cannot be planned yet."""
+    """Return the facts that both forms show; without bundles, the model cannot be planned yet."""
     common = ", ".join(at_most(_OPS_SHOWN, [f"{n} {op}" for op, n in ops.most_common()], before="and "))
     sig = opened.signature
     return [

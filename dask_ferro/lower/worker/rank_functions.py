@@ -1,6 +1,6 @@
-"""The functions of ranks' tasks beside bundles and collectives: tuples of values, and sums over micro-batches.
+"""The functions of ranks' tasks except bundles and collectives: tuples of values, and sums over micro-batches.
 
-A task reads values from its arguments: each is an argument, or an item of one that is a tuple.
+A task reads values from its arguments: each value is an argument, or an item of an argument that is a tuple.
 """
 
 from __future__ import annotations

@@ -112,5 +112,5 @@ def test_a_region_may_be_taken_up_again():
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", 1, None])
 def test_a_name_that_is_none_is_refused(name):
-    with pytest.raises(InputError, match="a name is a string"), region(name):
+    with pytest.raises(InputError, match="the name must be a non-empty string"), region(name):
         pass

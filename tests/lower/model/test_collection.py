@@ -285,9 +285,9 @@ def test_another_fixed_batch_is_a_size_like_any_other():
 def test_rows_that_depend_on_each_other_are_not_cut():
     square = ff.from_onnx(written("(float[N,6] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }"))
     close(square(X).compute(scheduler="sync"), X @ X.T)
-    with pytest.raises(ff.InputError, match="puts each of them together with the others"):
+    with pytest.raises(ff.InputError, match="combines each of them with the others"):
         square(X, batch_size=5).compute(scheduler="sync")
-    with pytest.raises(ff.InputError, match="puts each of them together with the others"):
+    with pytest.raises(ff.InputError, match="combines each of them with the others"):
         square(da.from_array(X, chunks=(5, -1)))
 
 

@@ -1,6 +1,6 @@
-"""Composite ops written as array math, whose simpler ops are differentiated in their place.
+"""Write composite ops as array math, whose simpler ops are differentiated instead.
 
-An op is here if a rule of its own would say nothing more; the graph that runs forward has the op itself.
+An op is here if a rule of its own would add nothing; the forward graph has the op itself.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _space_to_depth(call: GradientRequest) -> Tensor:
     size = int(call.get("blocksize"))
     if call.get("mode", "DCR") != "CRD":
         return emit("SpaceToDepth", [call.g], call.x.shape, blocksize=size)
-    # In this order the blocks of a channel lie together, so each channel is an image of its own.
+    # In this order the blocks of a channel are contiguous, so each channel is an image of its own.
     planes = xp.fold(call.g, (-1, 1, 0, 0))
     blocks = emit("SpaceToDepth", [planes], (planes.shape[0], size**2, *call.x.shape[2:]), blocksize=size)
     return xp.reshape_like(blocks, call.x)
@@ -137,7 +137,7 @@ def _gather_nd(call: GradientRequest) -> Tensor:
     return emit("ScatterND", inputs, call.x.shape, reduction="add")
 
 
-# Scatters: g belongs to the updates where they are written, and to the data elsewhere.
+# Scatters: g belongs to the updates at the written places, and to the data at all others.
 
 
 def _adds(call: GradientRequest) -> bool:

@@ -1,7 +1,7 @@
-"""RNN, GRU and LSTM step by step, to be differentiated: one small graph a time step and direction.
+"""Write RNN, GRU and LSTM step by step for differentiation: one small graph a time step and direction.
 
 The length of the sequence has to be known.  Activations are the default ones, or one other for an RNN; peepholes,
-lengths of single samples and clipping, which PyTorch has not, are refused.
+lengths of single samples and clipping, which PyTorch lacks, are refused.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def recurrent(call: GradientRequest) -> tuple[Tensor, ...]:
         or not isinstance(x.shape[0], int)
     ):
         raise call.unsupported(
-            "it has lengths of single samples, peepholes, clipping, a layout, or an unknown number of steps; declare"
-            " the length of the sequence, and leave the others out"
+            "it has lengths of single samples, peepholes, clipping, a layout, or an unknown number of"
+            " steps; declare the length of the sequence, and leave the others out"
         )
     allowed = [names * len(reverses) for names in activations]
     if (named := list(call.get("activations") or allowed[0])) not in allowed:

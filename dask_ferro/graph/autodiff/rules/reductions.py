@@ -39,7 +39,7 @@ def _broadcast_back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -
 
 
 def _mean(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    # A count need not fit into half precision: float16 ends at 65,504.
+    # A count may exceed half precision: float16 ends at 65,504.
     wide = widened(g)
     return cast(wide / count_over(call.x, _axes(call), wide.type.dtype), g.type.dtype)
 
@@ -81,7 +81,7 @@ def _log_softmax(call: GradientRequest) -> Tensor:
 
 def standardize(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x minus its mean over its standard deviation, and 1 over the deviation, in float32 for half precision."""
-    # ONNX's `stash_type` asks for it: squares of float16 end at 256 * 256.
+    # ONNX's `stash_type` requires it: squares of float16 end at 256 * 256.
     x = widened(half)
     centred = x - reduce("ReduceMean", x, axes, keepdims=True)
     variance = reduce("ReduceMean", centred * centred, axes, keepdims=True)

@@ -47,7 +47,7 @@ def _cell_flops(gates: int, activations: float, products: float) -> Flops:
 
 
 def _attention(o: TypedNode) -> Rule:
-    """Batch and heads; heads lie in a dimension of their own, or as parts of the last."""
+    """Batch and heads; heads are a dimension of their own, or parts of the last dimension."""
     flat = o.rank() == 3
     q: Dims = ("b", None, "h") if flat else ("b", "h", None, None)
     heads = o.attribute("q_num_heads", 1) if flat else o.shape(0)[1]
@@ -64,7 +64,7 @@ def _mask(shape: tuple[int, ...], stacked: tuple[int, int]) -> Dims:
 
 
 def _rotary(o: TypedNode) -> Rule:
-    """Batch, positions and, where they have a dimension of their own, heads."""
+    """Batch, positions and, if they have a dimension of their own, heads."""
     x: Dims = ("b", "s", None) if o.rank() == 3 else ("b", "h", "s", None)
     cache: Dims = ("b", "s", None) if o.rank(1) == 3 else (None,) * o.rank(1)
     return Rule((x, cache, cache, ("b", "s")), (x,))

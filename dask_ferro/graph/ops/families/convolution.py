@@ -72,7 +72,7 @@ def _largest(o: TypedNode) -> Rule | None:
 
 
 def _resized_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
-    """Where the rows lie, if their axis keeps its size; ranks do not split it: a scale of 1.1 keeps a length of 4."""
+    """The positions of the rows, if their axis keeps its size; never split: a scale of 1.1 keeps a length of 4."""
     state = states[0]
     if not isinstance(state, Rows) or not o.is_known:
         return UNKNOWN_TO_KEEP

@@ -1,4 +1,4 @@
-"""Values made of nothing but sizes, positions or a seed: constants, ranges, windows, random numbers."""
+"""Values made only of sizes, positions or a seed: constants, ranges, windows, random numbers."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ def _divided(o: TypedNode) -> Rule | None:
 
 
 def _cast(o: TypedNode) -> Rule:
-    """Linear where floats become floats."""
+    """Linear if floats become floats."""
     values = (o.node.inputs[0], o.node.outputs[0])
     dtypes = [type_of(v, o.types).dtype for v in values if v is not None]
     return pointwise((0,))(o) if all(dtype in ARITHMETIC_FLOATS for dtype in dtypes) else pointwise()(o)
 
 
 def _cast_like(o: TypedNode) -> Rule:
-    """The second operand is labelled where it has the dimensions of the result: ranks may have it in parts, too."""
+    """The second operand is labelled if it has the dimensions of the result: ranks may have it in parts, too."""
     out, target = o.out_shape(), o.shape(1)
     pairs = zip(reversed(target), reversed(out), strict=False)
     fits = len(target) <= len(out) and all(size in (1, wanted) for size, wanted in pairs)
@@ -41,7 +41,7 @@ def _cast_like(o: TypedNode) -> Rule:
 
 
 def _normalized_texts(o: TypedNode) -> Rule | None:
-    """A text that is a stop word is left out, and then all that follow move up."""
+    """A text that is a stop word is left out, and then all later texts move up."""
     return None if o.attribute("stopwords", ()) else pointwise()(o)
 
 

@@ -22,7 +22,7 @@ def _scatter_flops(o: Operands) -> float:
 
 
 def _gathered(o: TypedNode) -> Rule:
-    """The dimensions of the data that are not picked from, and those of the indices."""
+    """The dimensions of the data that are not picked from, and the dimensions of the indices."""
     axis, dims = o.axis(0), names(o.rank())
     picks: Dims = tuple(f"i{k}" for k in range(o.rank(1)))
     out = (*dims[:axis], *picks, *dims[axis + 1 :])
@@ -30,15 +30,15 @@ def _gathered(o: TypedNode) -> Rule:
 
 
 def _gathered_elements(o: TypedNode) -> Rule:
-    """The dimensions beside `axis` that the indices run through wholly."""
-    # No engine takes indices of another rank, and `strict` would fail in place of one.
+    """The dimensions except `axis` that the indices cover completely."""
+    # No engine accepts indices of another rank, and `strict` would fail before the engine does.
     partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=False)) if a != b]
     dims = without(names(o.rank()), (o.axis(0), *partly))
     return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS)
 
 
 def _gathered_by_tuples(o: TypedNode) -> Rule:
-    """The dimensions that data and indices share, and those of the indices."""
+    """The dimensions that data and indices share, and the dimensions of the indices."""
     shared, dims = int(o.attribute("batch_dims", 0)), names(o.rank())
     picks = tuple(f"i{k}" for k in range(shared, o.rank(1) - 1))
     width = o.shape(1)[-1]
@@ -48,7 +48,7 @@ def _gathered_by_tuples(o: TypedNode) -> Rule:
 
 
 def _written(o: TypedNode) -> tuple[tuple[int, ...], ...]:
-    """Return the inputs in which a scatter is linear: data and updates, where it writes or adds."""
+    """Return the inputs in which a scatter is linear: data and updates, if it writes or adds."""
     return ((0, 2),) if str(o.attribute("reduction", "none")) in ("none", "add") else ()
 
 
@@ -66,7 +66,7 @@ def _scattered_slices(o: TypedNode) -> Rule:
 
 
 def _cached(o: TypedNode) -> Rule:
-    """All dimensions but `axis`; each sample of the batch begins to write at a place of its own."""
+    """All dimensions except `axis`; each sample of the batch begins to write at a place of its own."""
     dims = without(names(o.rank()), (o.axis(-2),))
     return Rule((dims, dims, dims[:1]), (dims,), linear=((0, 1),), commutes=REDUCTIONS)
 
@@ -81,7 +81,7 @@ def _one_hot(o: TypedNode) -> Rule:
 
 
 def _compressed_rows(o: TypedNode, states: Sequence[State], rows: int) -> Finding:
-    """Rows that vanish by themselves are seen by their number."""
+    """The number of rows shows whether rows vanish on their own."""
     data, picks = states
     flat = "axis" not in o.node.attributes
     along = isinstance(data, Rows) and bool(o.rank()) and o.axis(0) == data.dim

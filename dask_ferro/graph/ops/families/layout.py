@@ -1,6 +1,6 @@
 """Operators that move data without an index: reshapes, transposes, parts and copies, control flow.
 
-None of them computes, so most let a Partial value through, whatever its reduction.
+None of them computes, so most pass on a Partial value, whatever its reduction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, keep
 from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, aligned, all_but, names, without
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
-# Where exporters write "to the end", they write at least this.
+# Exporters write at least this number for "to the end".
 _THE_END = 2**31 - 1
 
 
@@ -38,8 +38,9 @@ def _reshaped(o: TypedNode) -> Rule:
 def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
     """Return the labels of a reshape: the first dimensions of runs with one product are split together.
 
-    Equal parts of the first dimension of a run are equal parts of its elements in order, so the same parts
-    lie along the first dimension of the run that it becomes.  Unequal ones do so only if its size stays.
+    Equal parts of the first dimension of a run are equal parts of its elements in order, so they are also equal parts
+    of the first dimension of the resulting run.  This holds for unequal parts only if the size of that dimension
+    stays.
 
     Examples
     --------
@@ -77,7 +78,7 @@ def _joined(o: TypedNode) -> Rule:
 
 
 def _padded(o: TypedNode) -> Rule | None:
-    """The dimensions that keep their size; one that is cut and filled by as much is not among them."""
+    """The dimensions that keep their size; a dimension that is cut and filled by the same amount is not among them."""
     if o.has(1):
         given, axes = o.constant(1), o.constant(3) if o.has(3) else tuple(range(o.rank()))
     else:
@@ -103,20 +104,20 @@ def _reversed_sequence(o: TypedNode) -> Rule:
     return Rule((dims, (str(batch),)), (dims,))
 
 
-# Rows of a batch: where they lie.
+# Rows of a batch: their positions.
 
 
 def _reshaped_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
-    """Where the rows lie after a reshape: at the same distance in the order of elements."""
+    """The positions of the rows after a reshape: at the same distance in the order of elements."""
     state = states[0]
     if not isinstance(state, Rows):
         return Finding(False, "takes its shape from them")
     before, after = _known_shape(o, o.node.inputs[0]), _known_shape(o, o.node.outputs[0])
     if o.node.op_type == "Squeeze" and "axes" not in o.node.attributes and not o.has(1):
-        return Finding(False, "takes the axis of the rows away where there is one")
+        return Finding(False, "removes the axis of the rows if there is one")
     if before is None or after is None:
         return Finding(False, "has a shape that is not known")
-    return relaid(before, after, state, rows) or Finding(False, "takes them apart")
+    return relaid(before, after, state, rows) or Finding(False, "splits them")
 
 
 def _known_shape(o: TypedNode, value: object) -> tuple[int, ...] | None:
@@ -127,7 +128,7 @@ def _known_shape(o: TypedNode, value: object) -> tuple[int, ...] | None:
 
 
 def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) -> Rows | None:
-    """Return where rows lie after a reshape; None: nowhere.
+    """Return the positions of rows after a reshape; None: there are none.
 
     Examples
     --------
@@ -149,13 +150,13 @@ def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) 
 def _joined_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
     """Several runs of all rows after one another may be taken apart again."""
     is_along = isinstance(states[0], Rows) and o.is_known and states[0].dim == o.axis(0)
-    return Finding(False, "puts others after them") if is_along else None
+    return Finding(False, "appends other rows") if is_along else None
 
 
 def _sliced_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
-    """Where the rows lie after a Slice of other axes, or of all rows in order, however many there are.
+    """The positions of the rows after a Slice of other axes, or of all rows in order, whatever their number.
 
-    What is cut off is not seen where a probe is shorter: only an end of `_THE_END` is the end.
+    A shorter probe may hide a cut: only an end of `_THE_END` means the end.
     """
     state, (starts, ends, axes, steps) = states[0], _cuts(o)
     if not isinstance(state, Rows) or not o.rank() or axes is None:
@@ -202,7 +203,7 @@ def _stretched(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     shape = None if data is None else type_of(data, o.types).shape
     ahead = state.dim - len(elements[-1] or ())
     if shape is None or (-ahead <= len(shape) and shape[ahead] != 1):
-        return Finding(False, "repeats what is no row")
+        return Finding(False, "repeats data that is not per-row")
     return state
 
 
@@ -221,7 +222,7 @@ def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
 
 _RESHAPE = OpFacts(0, "none", labels=_reshaped, row_states=_reshaped_rows, sizes=keeps_sizes)
 
-# Of a node that moves what lies along some dimensions.
+# Labels of a node that moves elements along some dimensions.
 _moves = partial(all_but, commutes=REDUCTIONS)
 
 TABLE: Mapping[str, OpFacts] = {
@@ -230,7 +231,7 @@ TABLE: Mapping[str, OpFacts] = {
     "Transpose": OpFacts(0, labels=_transposed),
     "Expand": OpFacts(0, labels=_expanded, takes_sizes="in shapes", sizes=_stretched),
     **rows_of("DepthToSpace SpaceToDepth", OpFacts(0, labels=_moves(lambda o: range(1, o.rank()), (0,)))),
-    # Zeros are filled in, so terms have to be those of a sum.
+    # Zeros are filled in, so terms have to be terms of a sum.
     "Trilu": OpFacts(0, labels=all_but(lambda o: range(o.rank() - 2, o.rank()), (0,))),
     "Concat": OpFacts(0, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
     "Split": OpFacts(0, labels=_moves(lambda o: (o.axis(0),), (0,)), takes_sizes="perhaps"),

@@ -39,7 +39,7 @@ def _einsum_flops(o: Operands) -> float:
 
 
 def _indices(term: str, rank: int) -> list[str]:
-    """One name for each dimension; those under an ellipsis are named from the right, as they broadcast."""
+    """One name for each dimension; dimensions under an ellipsis are named from the right, because they broadcast."""
     head, dots, tail = term.partition("...")
     hidden = rank - len(head) - len(tail) if dots else 0
     return [*head, *(f"...{i}" for i in range(hidden, 0, -1)), *tail]
@@ -63,7 +63,7 @@ def _gemm(o: TypedNode) -> Rule:
     b: Dims = ("j", "k") if o.attribute("transB", 0) else ("k", "j")
     c = tuple({"0": "i", "1": "j", None: None}[label] for label in aligned(o.shape(2), o.out_shape()))
     if not o.is_float() or (o.opset < 11 and o.has(2)):
-        # alpha and beta cut whole numbers off; and up to opset 10 no rank could leave C to another
+        # alpha and beta truncate whole numbers; and up to opset 10 no rank could leave C to another
         return Rule((a, b, c), (("i", "j"),))
     return Rule((a, b, c), (("i", "j"),), "sum", ((0,), (1,)), once=(2,))
 
@@ -81,7 +81,7 @@ def _einsum(o: TypedNode) -> Rule | None:
 
 
 def _matrices(o: TypedNode) -> Rule:
-    """All but the matrix."""
+    """All inputs except the matrix."""
     dims = without(names(o.rank()), range(o.rank() - 2, o.rank()))
     return Rule((dims,), (dims[:-2],))
 
