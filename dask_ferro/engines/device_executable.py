@@ -26,12 +26,12 @@ from dask_ferro.engines.executable import (
     EngineStep,
     Executable,
     NodeRun,
+    explain_loading,
     host_step,
-    loading,
     node_runs,
     nodes_between,
     opset_of,
-    planned_nodes,
+    plan_nodes,
     stamp,
 )
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
@@ -168,7 +168,7 @@ def compile_on_device(
     if not engines:
         held, opsets = residency.device.dtypes, dict(model.opset_imports)
         engines = device_route(nodes_between(model, inputs, outputs), opsets, provider, held)
-    nodes = planned_nodes(model, inputs, outputs, engines)
+    nodes = plan_nodes(model, inputs, outputs, engines)
     steps = []
     for part in node_runs(model, nodes, outputs, engines):
         if part.engine == "array":
@@ -209,7 +209,7 @@ def _session_step(part: NodeRun, residency: Residency, settings: SessionSettings
             *(model, nodes, reads, writes, opset, settings), device=residency.device, held=residency.slot()
         )
 
-    with loading(part.engine, nodes):
+    with explain_loading(part.engine, nodes):
         return part.step(residency.run(built, lambda ready: ready), frozenset(reads))
 
 

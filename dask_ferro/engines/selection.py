@@ -91,7 +91,7 @@ def support(model: ir.Model) -> list[Support]:
     return rows
 
 
-def supported(model: ir.Model, headline: str) -> list[Support]:
+def check_support(model: ir.Model, headline: str) -> list[Support]:
     """Return `support(model)`, checked."""
     rows = support(model)
     check(headline, rows)
@@ -382,13 +382,13 @@ class KernelRow(NamedTuple):
 def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
     """Return the kernels of the installed ONNX Runtime for a provider, by (domain, operator)."""
     rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
-    for domain, op, first, last, allowed in _declared(provider):
+    for domain, op, first, last, allowed in _read_registry(provider):
         types = {name: frozenset(kinds) for name, kinds in allowed.items()}
         rows["" if domain == "ai.onnx" else domain, op].append(KernelRow(first, last, types))
     return {key: tuple(found) for key, found in rows.items()}
 
 
-def _declared(provider: str) -> Sequence[_Declared]:
+def _read_registry(provider: str) -> Sequence[_Declared]:
     """Return (domain, operator, first version, last, types by parameter) of each kernel of a provider."""
     # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a
     # segmentation fault if the library of one is missing: with onnxruntime-gpu wherever TensorRT is not installed.

@@ -82,14 +82,16 @@ def admit(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[
 
 def place(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:
     """Return the workers of members; None: there are too few threads now."""
-    chosen = _placed(claims, workers, takes_turns=False)
+    chosen = _place_members(claims, workers, takes_turns=False)
     if chosen is None and not any(one.taken for one in workers):
         # There are not enough threads, for example because workers were lost: several members share a worker's thread.
-        chosen = _placed(claims, workers, takes_turns=True)
+        chosen = _place_members(claims, workers, takes_turns=True)
     return chosen
 
 
-def _placed(claims: Sequence[Claim], workers: Sequence[Threads], takes_turns: bool) -> list[str] | None:
+def _place_members(
+    claims: Sequence[Claim], workers: Sequence[Threads], takes_turns: bool
+) -> list[str] | None:
     free = {one.worker: one.threads - one.taken for one in workers}
     chosen = [""] * len(claims)
 

@@ -31,9 +31,9 @@ CONNECTS = 1.0
 # Milliseconds until a message that no host confirms is abandoned.
 _GIVES_UP_MS = 30_000
 # Seconds until a listener without a file descriptor for a connection tries again.
-_AGAIN = 0.1
+_RETRY_S = 0.1
 # Messages up to this size in bytes are sent in one piece.
-_JOINED = 1 << 16
+_JOIN_BYTES = 1 << 16
 _COUNT = struct.Struct("!I")
 _BUFFER = 1 << 16
 
@@ -44,7 +44,7 @@ def pack(name: object, value: object) -> list[Any]:
     payload = dumps(value, protocol=5, buffer_callback=buffers.append)  # type: ignore[no-untyped-call]
     parts: list[Any] = [pickle.dumps(name, 5), payload, *(buffer.raw() for buffer in buffers)]
     head = struct.pack(f"!I{len(parts)}Q", len(parts), *map(len, parts))
-    if sum(map(len, parts)) <= _JOINED:
+    if sum(map(len, parts)) <= _JOIN_BYTES:
         return [b"".join((head, *parts))]
     return [head, *parts]
 
@@ -157,7 +157,7 @@ class Listener:
             except OSError as error:
                 if not self._is_closed:
                     logger.warning("dask_ferro: a connection of a flow could not be accepted: %s", error)
-                    sleep(_AGAIN)
+                    sleep(_RETRY_S)
                 continue
             threading.Thread(
                 target=self._serve, args=(connection,), name="ferro-flow-receive", daemon=True

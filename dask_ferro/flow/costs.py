@@ -35,7 +35,7 @@ _NEWEST, _ENOUGH = 8, 2
 # If tasks change their duration, an estimate has covered 7/8 of the change after this many tasks.
 _FORGOTTEN = 20
 # The bytes of an array's operation are the mean of up to this many tasks.
-_SIZED = 1000
+_SIZE_SAMPLES = 1000
 
 
 class MeasuredTasks(NamedTuple):
@@ -48,7 +48,7 @@ class MeasuredTasks(NamedTuple):
     nbytes: float
 
 
-def merged(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:
+def merge_tasks(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:
     """Return two measurements of a group as one."""
     sized = [one for one in (a, b) if isfinite(one.nbytes)]
     tasks = sum(one.tasks for one in sized)
@@ -103,7 +103,7 @@ class Costs:
         is_mixed = measured.group == measured.prefix
         with self._lock:
             groups = self._prefixes[measured.prefix] = self._prefixes.pop(measured.prefix, {})
-            group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZED)
+            group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZE_SAMPLES)
             groups[measured.group] = group
             # Once for each task, until the mean has forgotten the previous values.
             for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
@@ -149,7 +149,7 @@ class Costs:
                 yield MeasuredTasks(prefix, name, 1, group.seconds.value, nbytes)
 
 
-def measured_of(record: Mapping[str, Any]) -> MeasuredTasks | None:
+def to_measured(record: Mapping[str, Any]) -> MeasuredTasks | None:
     """Return a measurement from its record in a file or a message, or None if another release wrote the record."""
     try:
         return MeasuredTasks(**record)

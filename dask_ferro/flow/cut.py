@@ -20,17 +20,19 @@ from dask_ferro.graph.bundling.partition import Floats, Ints
 Part = TypeVar("Part")
 Plan: TypeAlias = Callable[[Ints, float], Part | None]
 # Maximum distance of a cut from the middle of a part, as a share of the part's seconds.
-_OFF = 1 / 8
+_MAX_OFFSET = 1 / 8
 
 
-def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part], most: int) -> list[Part]:
+def cut_graph(
+    seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part], most: int
+) -> list[Part]:
     """Return the parts of a graph in the order in which they run; [] if there would be more than `most`.
 
     Tasks are in a topological order.  A row of `edges` is (task, its reader, bytes); edges are sorted by their
     readers. A task that is not `inside` is a part on its own.  `plan(tasks, crossing)` returns the part of some tasks
     while `crossing` bytes of results that cross its bounds are in memory, or None if it does not fit.
     """
-    order, spans = ordered(edges, inside)
+    order, spans = sort_tasks(edges, inside)
     src, dst = np.argsort(order)[edges[:, :2].T.astype(np.int64)]
     last, nbytes = np.arange(len(order)), np.zeros(len(order))
     np.maximum.at(last, src, dst)
@@ -50,7 +52,7 @@ def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part]
     return [] if left else parts
 
 
-def ordered(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int, int]]]:
+def sort_tasks(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int, int]]]:
     """Return tasks in a topological order, and the bounds of the runs of tasks that are `inside`."""
     # How often paths to each task inside leave for tasks outside.
     stage = [0 if is_inside else -1 for is_inside in inside]
@@ -70,5 +72,5 @@ def _middle(seconds: Floats, last: Ints) -> int:
     changes = np.bincount(own, minlength=n) - np.bincount(last[own], minlength=n)
     done = np.cumsum(seconds)
     off = np.abs(done[:-1] - done[-1] / 2)
-    places = np.flatnonzero(off <= max(float(off.min()), _OFF * float(done[-1])))
+    places = np.flatnonzero(off <= max(float(off.min()), _MAX_OFFSET * float(done[-1])))
     return int(places[np.lexsort((off[places], np.cumsum(changes)[places]))[0]]) + 1

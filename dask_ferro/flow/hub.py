@@ -41,14 +41,14 @@ from dask_ferro.policy.stealing.peers import Thief, gift
 logger = logging.getLogger(__name__)
 
 # Runs that ended, whose late values are dropped.
-_REMEMBERED = 1024
+_MAX_ENDED = 1024
 # Python's switch interval in seconds while a flow runs here: a receiver must not wait for 5 ms.
 _SWITCHES = 5e-4
 
 # Seconds for which a waiting member keeps its thread.
 _PATIENCE = 0.5
 # Tasks that are given away in one message.
-_MOST_GIVEN = 64
+_MAX_GIFT = 64
 
 # The hubs of this process, by the address of the worker.
 _hubs: WeakValueDictionary[str, Hub] = WeakValueDictionary()
@@ -97,7 +97,7 @@ class _Post(NamedTuple):
     homes: Collection[Home]
 
 
-class _Here:
+class _LocalRun:
     """A run on this worker: its state, and the events that threads wait for."""
 
     def __init__(self, name: str) -> None:
@@ -151,7 +151,7 @@ class _Here:
 
     def gift(self, run: FlowRun) -> list[StolenTask]:
         now = perf_counter()
-        spare = run.spare(_MOST_GIVEN)
+        spare = run.spare(_MAX_GIFT)
         sizes = (float(sum(map(safe_sizeof, (task.call, *run.inputs_of(task).values())))) for task in spare)
         running = now - max(self.starts.values(), default=now)
         seconds = self.spent / self.ended if self.ended else running
@@ -176,7 +176,7 @@ class Hub:
         self.worker = worker
         self._token, self._relay = token, relay
         serving, self._connecting = contexts
-        self._runs: dict[str, _Here] = {}
+        self._runs: dict[str, _LocalRun] = {}
         self._ended: dict[str, None] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -223,7 +223,7 @@ class Hub:
                 self._store(here, here.run, message)
                 here.notify()
 
-    def _store(self, here: _Here, run: FlowRun, message: Message) -> None:
+    def _store(self, here: _LocalRun, run: FlowRun, message: Message) -> None:
         _, kind, key, value = message
         if kind == "value":
             run.receive(key, value)
@@ -257,19 +257,19 @@ class Hub:
                 here.is_void = True
                 here.changed.notify_all()
 
-    def _here(self, name: str) -> _Here | None:
+    def _here(self, name: str) -> _LocalRun | None:
         """Return a run on this worker, even if it has not begun; None: it has ended, or the hub is closed."""
         here = self._runs.get(name)
         if here is not None:
             return here
         with self._lock:
             has_ended = self._is_closed or name in self._ended
-            return None if has_ended else self._runs.setdefault(name, _Here(name))
+            return None if has_ended else self._runs.setdefault(name, _LocalRun(name))
 
     def _end(self, name: str) -> None:
         self._runs.pop(name, None)
         self._ended[name] = None
-        if len(self._ended) > _REMEMBERED:
+        if len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     # -- what runs -----------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Hub:
             here.members += 1
             here.changed.notify_all()
         try:
-            with _switching():
+            with _fast_switching():
                 self._drain(here, run, times)
             return run.results(share)
         except Void:
@@ -306,7 +306,7 @@ class Hub:
                 with self._lock:
                     self._end(name)
 
-    def _drain(self, here: _Here, run: FlowRun, times: TaskTimes) -> None:
+    def _drain(self, here: _LocalRun, run: FlowRun, times: TaskTimes) -> None:
         thread, idle = threading.get_ident(), perf_counter()
         while True:
             with here.changed:
@@ -336,7 +336,7 @@ class Hub:
                 if here.is_over or here.members > 1:
                     here.notify()
 
-    def _step(self, here: _Here, run: FlowRun, times: TaskTimes, idle: float) -> InnerTask | _Post | None:
+    def _step(self, here: _LocalRun, run: FlowRun, times: TaskTimes, idle: float) -> InnerTask | _Post | None:
         """Wait for the next action and return it; None: no action will follow."""
         while True:
             if here.is_void:
@@ -362,7 +362,9 @@ class Hub:
             if now - idle >= _PATIENCE and not _has_seceded():
                 secede()  # type: ignore[no-untyped-call]
 
-    def _send_result(self, here: _Here, run: FlowRun, task: InnerTask, value: Any, times: TaskTimes) -> bool:
+    def _send_result(
+        self, here: _LocalRun, run: FlowRun, task: InnerTask, value: Any, times: TaskTimes
+    ) -> bool:
         """Send a result to its readers; return False if the worker that gave the task away has to run it itself."""
         owner = run.owner_of(task)
         readers = task.readers if owner is None else (*task.readers, owner)
@@ -418,7 +420,7 @@ class Hub:
         while (answer := self._answers.get()) is not None:
             answer()
 
-    def _give(self, here: _Here, thief: int) -> None:
+    def _give(self, here: _LocalRun, thief: int) -> None:
         """Give tasks away to a worker that has asked, or answer that there are none."""
         run = here.run
         assert run is not None
@@ -528,7 +530,7 @@ def _has_seceded() -> bool:
 
 
 @contextmanager
-def _switching() -> Iterator[None]:
+def _fast_switching() -> Iterator[None]:
     """Shorten Python's switch interval while a flow runs in this process."""
     global _running, _stock_s
     with _switches:

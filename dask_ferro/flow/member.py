@@ -25,7 +25,7 @@ PLACES = "ferro-flow"
 FIGURES = "ferro-flow"
 
 
-class Read(NamedTuple):
+class ShareInput(NamedTuple):
     """Source of a share's input: the argument's number, the position in it (-1: all of it), and the input's key."""
 
     argument: int
@@ -33,7 +33,7 @@ class Read(NamedTuple):
     key: Key
 
 
-def run_share(share: Share, reads: tuple[Read, ...], *arguments: Any) -> Any:
+def run_share(share: Share, reads: tuple[ShareInput, ...], *arguments: Any) -> Any:
     """Return the results of a share's tasks; if there is only one, raise the error of its task."""
     inputs = {
         read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]

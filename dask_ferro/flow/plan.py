@@ -29,13 +29,13 @@ class FlowPlan(NamedTuple):
     order: Sequence[float]
 
 
-def planned(q: Quotient, members: int, costs: FlowCosts) -> FlowPlan:
+def plan_flow(q: Quotient, members: int, costs: FlowCosts) -> FlowPlan:
     """Return the plan of a graph of tasks for a number of members."""
     graph = _Graph.of(q, costs)
     order = np.argsort(-np.asarray(_ways(graph, costs)), kind="stable").tolist()
     free, blocks = [-1] * len(q), _blocks(q, members)
     found = [
-        _assigned(graph, order, owners.copy(), members, costs, aversion)
+        _assign(graph, order, owners.copy(), members, costs, aversion)
         for owners in (free, blocks)
         for aversion in (_AVERSIONS if len(q) <= _SMALL else _AVERSIONS[1:2])
     ]
@@ -110,7 +110,7 @@ def _blocks(q: Quotient, members: int) -> list[int]:
     return found
 
 
-def _assigned(
+def _assign(
     graph: _Graph, order: Sequence[int], owners: list[int], members: int, costs: FlowCosts, aversion: float
 ) -> tuple[float, Sequence[int]]:
     """Return the projected seconds, and the members of all tasks; the members of some tasks may be fixed."""

@@ -29,7 +29,7 @@ class TaskCost(NamedTuple):
     most: float = 0.0
 
 
-def guessed_cost(seconds: float, nbytes: float) -> TaskCost:
+def guess_cost(seconds: float, nbytes: float) -> TaskCost:
     """Return the cost of a task that was not measured."""
     return TaskCost(seconds, nbytes, max(WRONG * seconds, TRIAL_S))
 
@@ -45,4 +45,4 @@ def own_cost(annotation: object) -> TaskCost | None:
         return None
     if not (isinstance(nbytes, int | float) and is_duration(nbytes)):
         nbytes = seconds * _WRITES
-    return guessed_cost(seconds, nbytes)
+    return guess_cost(seconds, nbytes)

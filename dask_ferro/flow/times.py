@@ -20,7 +20,7 @@ from dask.typing import Key
 from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import MeasuredTasks, merged, names_of
+from dask_ferro.flow.costs import MeasuredTasks, merge_tasks, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class _Pending:
                 name = one.prefix, one.group
                 before = self._measured.get(name)
                 if before is not None:
-                    one = merged(before, one)
+                    one = merge_tasks(before, one)
                 if before is not None or len(self._measured) < _GROUPS:
                     self._measured[name] = one
             now = monotonic()

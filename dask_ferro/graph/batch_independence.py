@@ -27,7 +27,7 @@ from math import prod
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.ir.nodes import Types, bodies, nested, reads, type_of
+from dask_ferro.graph.ir.nodes import Types, bodies, nodes_and_bodies, reads, type_of
 from dask_ferro.graph.ops.facts import ALONG_ROWS, UNKNOWN_TO_KEEP
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode
 from dask_ferro.graph.ops.states import FREE, Counts, Depends, Finding, Free, Rows, State, counts_of
@@ -101,7 +101,7 @@ class _RowWalk:
         """Return the state of all outputs of a node, or of each."""
         if node.op_type in ("Shape", "Size") and node.domain == "":
             return self._sizes(node, self.state(node.inputs[0]))
-        if any(_draws(TypedNode(inner, self.types, self.opset)) for inner in nested(node)):
+        if any(_draws(TypedNode(inner, self.types, self.opset)) for inner in nodes_and_bodies(node)):
             return self._sure(node, "draws random numbers, which chunks of the rows draw again")
         has_bodies = bool(bodies(node))
         states = [self.state(v) for v in (reads(node) if has_bodies else node.inputs)]

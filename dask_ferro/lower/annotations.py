@@ -20,7 +20,7 @@ from dask_ferro.words import at_most
 # Region and placement of each node, by the node's name.
 NodeLabels = Mapping[str, tuple[str, str]]
 # Maximum number of regions and placements in one annotation: the size of a task must not grow with its nodes.
-_LISTED = 3
+_MAX_TEXTS = 3
 
 
 def node_labels(nodes: Iterable[ir.Node]) -> NodeLabels:
@@ -29,18 +29,18 @@ def node_labels(nodes: Iterable[ir.Node]) -> NodeLabels:
     return {name: both for name, both in found.items() if any(both)}
 
 
-def about(nodes: Iterable[ir.Node]) -> About:
+def task_annotation(nodes: Iterable[ir.Node]) -> About:
     """Return the annotation of a task: the regions and placements of the nodes that it computes, in order."""
     known = list(nodes)
-    return About(_listed(str(region_of(node)) for node in known), _listed(map(_placement, known)))
+    return About(_list_texts(str(region_of(node)) for node in known), _list_texts(map(_placement, known)))
 
 
 def _placement(node: ir.Node) -> str:
     return node.metadata_props.get(PLACEMENT, "")
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return "; ".join(at_most(_LISTED, filter(None, dict.fromkeys(texts))))
+def _list_texts(texts: Iterable[str]) -> str:
+    return "; ".join(at_most(_MAX_TEXTS, filter(None, dict.fromkeys(texts))))
 
 
 class ByHead(dict[tuple[Any, ...], tuple[Any, ...]]):

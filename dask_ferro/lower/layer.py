@@ -152,7 +152,7 @@ class LazyLayer(Layer):
 # ---- inputs of tasks ---------------------------------------------------------------------------------------
 
 
-class Feed(NamedTuple):
+class TaskInput(NamedTuple):
     """One input as tasks read it: keys or values, the layers that it adds to the graph, and the last of these."""
 
     source: KeysOrValue
@@ -161,7 +161,7 @@ class Feed(NamedTuple):
     top: str | None = None
 
 
-def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Feed:
+def task_input(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> TaskInput:
     """Return an input as tasks read it.
 
     `chunks` are the rows of each chunk if the value is cut along axis 0; None: each task reads all of it.
@@ -169,10 +169,10 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
     if is_dask_collection(value):
         return _collection(name, value, chunks)
     if not isinstance(value, np.ndarray) and is_future(value):
-        return of_future(value)
-    cut = _cut(value, chunks)
+        return future_input(value)
+    cut = _chunk_rows(value, chunks)
     if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * len(cut or "1"):
-        return embedded(name, value, chunks)
+        return embed_input(name, value, chunks)
     import dask.array as da
 
     label = f"ferro-input-{name}-{token}{'' if cut is None else f'-{tokenize(cut)[:8]}'}"
@@ -181,35 +181,37 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
     return _collection(name, lazy, cut)
 
 
-def embedded(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
-    """Return an input as a part of the tasks that read it; the arguments are the same as in `feed`."""
-    cut = _cut(value, chunks)
-    return Feed(Literal((value,) if cut is None else tuple(np.split(value, np.cumsum(cut)[:-1]))), {}, {})
+def embed_input(name: str, value: Any, chunks: Sequence[int] | None) -> TaskInput:
+    """Return an input as a part of the tasks that read it; the arguments are the same as in `task_input`."""
+    cut = _chunk_rows(value, chunks)
+    return TaskInput(
+        Literal((value,) if cut is None else tuple(np.split(value, np.cumsum(cut)[:-1]))), {}, {}
+    )
 
 
-def _cut(value: Any, chunks: Sequence[int] | None) -> tuple[int, ...] | None:
+def _chunk_rows(value: Any, chunks: Sequence[int] | None) -> tuple[int, ...] | None:
     # One row serves every chunk.
     return None if chunks is None or len(value) == 1 else tuple(chunks)
 
 
-def of_future(future: Any) -> Feed:
+def future_input(future: Any) -> TaskInput:
     """Return the value of a future as tasks read it."""
-    return Feed(
+    return TaskInput(
         KeySeries(one=future.key), {future.key: {future.key: future}}, {future.key: set()}, future.key
     )
 
 
-def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
+def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> TaskInput:
     graph, top = layers_of(name, value)
     if chunks is not None:
         series = KeySeries((value.name,), (0,) * (value.ndim - 1))
-        return Feed(series, graph.layers, graph.dependencies, top)
+        return TaskInput(series, graph.layers, graph.dependencies, top)
     keys = list(dask.core.flatten(value.__dask_keys__()))
     if len(keys) != 1:
         is_array = is_dask_array(value)
         remedy = "one chunk with .rechunk(-1)" if is_array else "without batch_size=, or compute it first"
         raise InputError(f"input {name!r} is read whole and has {len(keys)} chunks; make it {remedy}")
-    return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
+    return TaskInput(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
 
 
 def layers_of(name: str, value: Any) -> tuple[HighLevelGraph, str]:

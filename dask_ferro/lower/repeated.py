@@ -70,10 +70,10 @@ class RepeatedTasks(Mapping[Key, Task]):
 
 def _task(task: InnerTask) -> Task:
     reads = tuple(task.call.dependencies)
-    return Task(task.key, _called, task.call, reads, *map(TaskRef, reads))
+    return Task(task.key, _call_with, task.call, reads, *map(TaskRef, reads))
 
 
-def _called(call: Callable[[dict[Key, Any]], Any], reads: Sequence[Key], *values: Any) -> Any:
+def _call_with(call: Callable[[dict[Key, Any]], Any], reads: Sequence[Key], *values: Any) -> Any:
     return call(dict(zip(reads, values, strict=True)))
 
 
@@ -84,7 +84,7 @@ def repeats_in(layers: Mapping[str, Any]) -> list[RepeatedTasks]:
     ]
 
 
-def folded(layers: Mapping[str, Any]) -> tuple[dict[Key, GraphNode], dict[str, dict[Key, Any]]]:
+def fold_repeats(layers: Mapping[str, Any]) -> tuple[dict[Key, GraphNode], dict[str, dict[Key, Any]]]:
     """Return the tasks of layers, of those that repeat the template, and their annotations, by annotation and key."""
     graph: dict[Key, GraphNode] = {}
     annotations: dict[str, dict[Key, Any]] = {}

@@ -167,7 +167,7 @@ def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
 # ---- the inputs of a call ----------------------------------------------------------------------------------
 
 
-def checked_arrays(sig: Signature, given: Any, title: str) -> dict[str, Any]:
+def call_arrays(sig: Signature, given: Any, title: str) -> dict[str, Any]:
     """Return the inputs of a call as arrays by name, which fit the signature.
 
     Raises
@@ -280,7 +280,7 @@ def _shape_problems(
         if axis == 0 and free_rows:
             continue
         if isinstance(wanted, int) and size != wanted:
-            remedy = "" if axis else f"; {fixed_batch(spec)}"
+            remedy = "" if axis else f"; {batch_remedy(spec)}"
             problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}{remedy}")
         elif isinstance(wanted, str) and size == size:
             # A size that dask does not know is nan, which equals no value, and is not compared.
@@ -293,7 +293,7 @@ def _shape_problems(
     return problems
 
 
-def fixed_batch(spec: ValueSpec) -> str:
+def batch_remedy(spec: ValueSpec) -> str:
     """Return how to export a model without a fixed size on axis 0 of an input, for an error."""
     return (
         "the export fixed axis 0: if it is the batch, export the model again with an open one, in"
@@ -357,10 +357,10 @@ def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
             f"{what} is a {type(given).__name__} that cannot be converted to an array ({error}); wanted"
             f" {spec}"
         ) from error
-    return converted(spec, found, what)
+    return convert(spec, found, what)
 
 
-def converted(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
+def convert(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
     """Return values in the input's dtype; raise `InputError` if it cannot represent them."""
     dtype = spec.dtype
     if dtype is None or values.dtype == dtype:
@@ -462,11 +462,11 @@ def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
             raise InputError(
                 f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs="
             )
-        made[spec.name] = made_up(spec, batch if carries and batch and not sig.fixed_rows else None)
+        made[spec.name] = made_up_array(spec, batch if carries and batch and not sig.fixed_rows else None)
     return made
 
 
-def made_up(spec: ValueSpec, rows: int | None) -> Any:
+def made_up_array(spec: ValueSpec, rows: int | None) -> Any:
     """Return a seeded array for a tensor of known dtype; open dimensions are 1, and axis 0 is `rows` if passed."""
     shape = [d if isinstance(d, int) else 1 for d in spec.shape or ()]
     if rows is not None:

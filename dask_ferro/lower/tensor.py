@@ -16,7 +16,7 @@ import onnx
 
 from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.tensor.emit import Outputs, build
-from dask_ferro.graph.tensor.tensor import Tensor, evaluated_by
+from dask_ferro.graph.tensor.tensor import Tensor, set_evaluator
 from dask_ferro.graph.tensor.tensor_model import TrainableModel, tensor_model
 from dask_ferro.lower.model.collection import from_onnx
 from dask_ferro.lower.prepared.prepared import read_source
@@ -128,4 +128,4 @@ def _whole(value: Any) -> Any:
     return value.rechunk(-1).to_delayed().item() if is_dask_array(value) else value
 
 
-evaluated_by(compute)
+set_evaluator(compute)

@@ -38,10 +38,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S")
 
-# Shares of a device's memory; the rest beyond `_TOGETHER` is for the values of running bundles.
+# Shares of a device's memory; the rest beyond `_TOTAL` is for the values of running bundles.
 _RESULTS = 0.6
 _WEIGHTS = 0.5
-_TOGETHER = 0.75
+_TOTAL = 0.75
 _CONTENT = "ferro.content"
 
 
@@ -105,7 +105,7 @@ class DeviceArray:
         return self.nbytes + object.__sizeof__(self)
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Array, ...]]:
-        return arrived, (self.host(),)
+        return receive_result, (self.host(),)
 
     def __repr__(self) -> str:
         where = self.residency.device.name if self.is_resident else "host"
@@ -140,7 +140,7 @@ class Residency:
         self.weights: Cache[Any] = Cache(
             int(free * _WEIGHTS) if weights is None else weights, self._weights_changed
         )
-        self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
+        self.together = max(int(free * _TOTAL), results or 0, weights or 0)
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
         # Bundles that run, and whether one runs exclusively or waits until it can.
@@ -395,7 +395,7 @@ class ProcessDevice:
     residency: Residency | None = None
 
 
-def arrived(host: np.ndarray) -> Array:
+def receive_result(host: np.ndarray) -> Array:
     """Return a result from another process as a `DeviceArray` of this process's device, or as a numpy array."""
     # Uploaded at its first use, because it may only pass through.
     here = ProcessDevice.residency

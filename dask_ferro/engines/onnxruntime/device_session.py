@@ -33,9 +33,9 @@ from dask_ferro.engines.onnxruntime import HOST
 from dask_ferro.engines.onnxruntime.session import (
     DEFAULTS,
     SessionSettings,
-    kept_apart,
+    disabled_optimizers,
     session_options,
-    shrinking,
+    shrink_options,
     smallest_model,
 )
 from dask_ferro.engines.subgraph import extract
@@ -92,14 +92,14 @@ def works(provider: str) -> bool:
     return bool(found.get_providers()[0] == provider)
 
 
-class Held(NamedTuple):
+class HeldSession(NamedTuple):
     """A session, and the bytes that it keeps on the device."""
 
     session: ort.InferenceSession
     nbytes: int
 
 
-Holder = Callable[[Callable[[], Held]], Held]
+Holder = Callable[[Callable[[], HeldSession]], HeldSession]
 
 
 class DeviceSessionRun:
@@ -139,18 +139,18 @@ class DeviceSessionRun:
             )
         self._content = piece.proto.SerializeToString()
         self._settings = piece.folder, settings._replace(prepack=False)
-        self._apart = kept_apart(nodes, exact=settings.exact)
+        self._apart = disabled_optimizers(nodes, exact=settings.exact)
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
         # By output: whether its shape has been as declared in all runs so far.
         self._kept: dict[str, bool] = {}
         arena = "gpu" if self._place.provider == CUDA else "cpu"
-        self._shrinking = shrinking(f"{arena}:{self._place.number}")
+        self._shrinking = shrink_options(f"{arena}:{self._place.number}")
         self._weights = sum(tensor.nbytes for tensor in piece.weights.values())
         self._held = held
         self._held(self._built)
-        # Bytes on the host; `Held` has the bytes on the device.
+        # Bytes on the host; `HeldSession` has the bytes on the device.
         self.nbytes = len(self._content) * 5
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
@@ -160,7 +160,7 @@ class DeviceSessionRun:
         for name, array in zip(self._inputs, given, strict=True):
             binding.bind_ortvalue_input(name, as_value(self._device.namespace, array))
         sizes = sizes_of(self._inputs.values(), [a.shape for a in given])
-        shapes = {name: resolved(dims, sizes) for name, dims in self._outputs.items()}
+        shapes = {name: resolve_shape(dims, sizes) for name, dims in self._outputs.items()}
         # Memory for the outputs whose shapes are known, and have been as declared in earlier runs.
         made = {
             name: self._device.namespace.empty(shape, dtype=self._dtypes[name])
@@ -182,12 +182,12 @@ class DeviceSessionRun:
             self._device.synchronize()
         return results
 
-    def _built(self) -> Held:
+    def _built(self) -> HeldSession:
         options = session_options(*self._settings)
         # The arena is the driver's memory, none of a pool.
         settings = provider_options(self._place, self._device.memory().unused // 2, self._device.tf32)
         session = _session(self._content, options, self._place.provider, settings, self._apart)
-        return Held(session, self._weights)
+        return HeldSession(session, self._weights)
 
     def _taken(self, name: str, value: ort.OrtValue, declared: tuple[int, ...] | None) -> Array:
         """Return a copy, in memory of the arrays' allocator, of an output that ONNX Runtime allocated."""
@@ -254,7 +254,7 @@ def sizes_of(declared: Iterable[Sequence[Dim] | None], shapes: Sequence[Sequence
     return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
 
 
-def resolved(dims: tuple[Dim, ...] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+def resolve_shape(dims: tuple[Dim, ...] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     """Return a declared shape with its symbols' sizes; None if a dimension or the rank is unknown."""
     if dims is None:
         return None

@@ -93,7 +93,7 @@ class _NodesInPlace:
 # ---- Where -------------------------------------------------------------------------------------------------
 
 
-def _where(node: ir.Node, out: _NodesInPlace) -> None:
+def _write_where(node: ir.Node, out: _NodesInPlace) -> None:
     """Write a choice between a tensor and 0 as a product with the mask, if the tensor is finite.
 
     An infinity or NaN times 0 is NaN.  The sum of a tensor that has one is not finite; a finite tensor whose sum
@@ -259,7 +259,7 @@ def _conv(node: ir.Node, out: _NodesInPlace) -> None:
 
 
 _RULES: Mapping[str, Callable[[ir.Node, _NodesInPlace], None]] = {
-    "Where": _where,
+    "Where": _write_where,
     "MaxPool": _max_pool,
     "Conv": _conv,
 }

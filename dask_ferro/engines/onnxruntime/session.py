@@ -12,7 +12,7 @@ large as its largest run: the arenas of nine small image models kept 196 MiB, wh
 arena they kept 64 MiB, at no cost: paired runs took 0.93 to 1.09 of the time, without a trend.  (Without an arena a
 worker takes 0 to 47 % longer, with shrinking after each run up to 16 %.)  A run option shrinks the arena.  glibc keeps
 freed memory in its heaps until they are trimmed: building ResNet-50 leaves 137 MiB there.  Both are done each time that
-`GIVEN_BACK_AFTER` bytes have been built or dropped.
+`TRIM_INTERVAL_BYTES` bytes have been built or dropped.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _BLOCKS = "NchwcTransformer"
 # red.  A run has the severity of its session.
 RAISED_ALONE = 4
 # Memory is returned after this many bytes built or dropped; it takes 1 to 40 ms.
-GIVEN_BACK_AFTER = 64 * 2**20
+TRIM_INTERVAL_BYTES = 64 * 2**20
 # ONNX Runtime's message if the process has already registered an arena.
-_TAKEN = "already been registered"
+_ARENA_EXISTS = "already been registered"
 
 
 class SessionSettings(NamedTuple):
@@ -71,7 +71,7 @@ class SessionSettings(NamedTuple):
     prepack : bool
         Whether the session may keep rearranged copies of constant weights.
     exact : bool
-        Whether results have the same bits wherever the model is cut; see `kept_apart`.
+        Whether results have the same bits wherever the model is cut; see `disabled_optimizers`.
     limit : float or None
         Seconds that a run may take; it is stopped at the next node, also inside the body of a Loop.
     """
@@ -105,7 +105,7 @@ class SessionRun:
         self._content = piece.proto.SerializeToString()
         # The session reads these arrays in place, so they have to live as long.
         self._shared = piece.shared
-        self._apart = kept_apart(nodes, exact=settings.exact)
+        self._apart = disabled_optimizers(nodes, exact=settings.exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
         self._session = self._built(session_options(piece.folder, settings))
         self._run = self._session.run
@@ -114,7 +114,7 @@ class SessionRun:
         self._limit = settings.limit
         held = sum(array.nbytes for array in self._shared.values())
         packed = int(sum(weights.values()) * (_PREPACK_FACTOR if settings.prepack else 0.0))
-        self.nbytes = len(self._content) * 5 + held + _SESSION_BYTES + packed + made_bytes(nodes, weights)
+        self.nbytes = len(self._content) * 5 + held + _SESSION_BYTES + packed + constant_bytes(nodes, weights)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         run, feeds = self._run, dict(zip(self._inputs, arrays, strict=True))
@@ -146,7 +146,7 @@ class SessionRun:
         return ort.InferenceSession(self._content, options, providers=[HOST], disabled_optimizers=self._apart)
 
 
-def made_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
+def constant_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
     """Return the bytes of the values that depend on no input, which ONNX Runtime computes when it builds a session.
 
     The onnx package's light models build their weights like this, 490 MB from a file of 4 kB.
@@ -159,7 +159,7 @@ def made_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
     return total
 
 
-def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
+def disabled_optimizers(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     """Return the optimizers of ONNX Runtime that a session on `nodes` must not use.
 
     Parameters
@@ -217,29 +217,29 @@ def _register_arena() -> None:
         ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
     # ONNX Runtime's own errors have no common base.
     except Exception as error:
-        if _TAKEN not in str(error):
+        if _ARENA_EXISTS not in str(error):
             raise
 
 
 def give_back() -> None:
     """Return the unused memory of the arena and of glibc's heaps to the system."""
-    session, options = _shrinking()
+    session, options = _shrink_session()
     session.run(None, {"x": np.zeros(1, np.float32)}, options)
     _trim()(0)
 
 
 @cache
-def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
+def _shrink_session() -> tuple[ort.InferenceSession, ort.RunOptions]:
     """Return the smallest session on the shared arena, and options that let its run shrink it."""
     # ONNX Runtime shrinks an arena only at the end of a run.
     options = ort.SessionOptions()
     options.log_severity_level = RAISED_ALONE
     options.intra_op_num_threads = 1
     share_arena(options)
-    return ort.InferenceSession(smallest_model(), options, providers=[HOST]), shrinking("cpu:0")
+    return ort.InferenceSession(smallest_model(), options, providers=[HOST]), shrink_options("cpu:0")
 
 
-def shrinking(arena: str) -> ort.RunOptions:
+def shrink_options(arena: str) -> ort.RunOptions:
     """Return the options of a run after which an arena frees its unused memory."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena)
@@ -271,7 +271,7 @@ class Returns:
         The number of bytes between two calls.
     """
 
-    def __init__(self, after: int = GIVEN_BACK_AFTER) -> None:
+    def __init__(self, after: int = TRIM_INTERVAL_BYTES) -> None:
         self._after = after
         self._bytes = 0
         self._lock = Lock()

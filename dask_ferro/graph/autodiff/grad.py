@@ -26,8 +26,8 @@ from dask_ferro.graph.autodiff.rules import elementwise, layout, linear, reducti
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.dims import written
-from dask_ferro.graph.tensor.emit import reached
+from dask_ferro.graph.tensor.dims import format_shape
+from dask_ferro.graph.tensor.emit import reachable_nodes
 from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
@@ -68,12 +68,12 @@ def grad(loss: Tensor, params: Tree) -> Tree:
         remedy = "the tensor that it returns: grad(fn(w), w)" if callable(loss) else "a Tensor"
         raise InputError(f"grad: loss: got a {type(loss).__name__}, wanted {remedy}")
     if loss.ndim:
-        raise InputError(f"grad: a loss is a scalar, got {written(loss.shape)}; take its mean or sum")
+        raise InputError(f"grad: a loss is a scalar, got {format_shape(loss.shape)}; take its mean or sum")
     leaves = pytree.leaves(params, "grad")
     for tensor in (loss, *leaves):
         if not tensor.is_floating:
             raise InputError(f"grad: {tensor!r} is not floating point, so it has no gradient")
-    with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
+    with regions.set_region(regions.current()._replace(phase=regions.BACKWARD)):
         seed = ones_like(loss)
     gradients = _pull_back([(loss, seed)], leaves)
     return pytree.like(
@@ -102,7 +102,7 @@ def _pull_back(
 
     No gradient passes through one of `ends` to another tensor.
     """
-    nodes = reached([y for y, _ in seeds])
+    nodes = reachable_nodes([y for y, _ in seeds])
     # Nodes off every path from a source get no gradient nodes at all.
     moving = _dependents(nodes, {x.key for x in sources}, ends)
     grads: dict[Key, Tensor] = {}
@@ -113,7 +113,7 @@ def _pull_back(
     for node in reversed(nodes):
         keys = _outputs(node)
         if any(key in grads and key not in ends for key in keys):
-            with regions.written_in(node.region._replace(phase=regions.BACKWARD)):
+            with regions.set_region(node.region._replace(phase=regions.BACKWARD)):
                 _differentiate(node, tuple(grads.get(key) for key in keys), moving, grads)
     return [grads.get(x.key) for x in sources]
 

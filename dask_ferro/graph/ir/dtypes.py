@@ -45,9 +45,9 @@ INDEX = frozenset({D.INT32, D.INT64})
 WIDE = frozenset({D.INT64})
 
 # Extensions of 8 bits and less: tensors are stored as these, and cast before anything is computed with them.
-STORED = frozenset(d for d in TENSOR - SESSION - COMPLEX if d.bitwidth <= 8)
+STORAGE = frozenset(d for d in TENSOR - SESSION - COMPLEX if d.bitwidth <= 8)
 # Dtypes that operators compute with, the floats among them, and the floats of two bytes, whose sums are widened.
-ARITHMETIC_FLOATS = frozenset(d for d in TENSOR - STORED if d.is_floating_point())
+ARITHMETIC_FLOATS = frozenset(d for d in TENSOR - STORAGE if d.is_floating_point())
 ARITHMETIC = INTEGER | ARITHMETIC_FLOATS
 HALVES = frozenset(d for d in ARITHMETIC_FLOATS if d.bitwidth == 16)
 
@@ -63,7 +63,7 @@ def is_integer(dtype: np.dtype[np.generic]) -> bool:
 
 
 @cache
-def _allowed(domain: str, op_type: str, opset: int) -> tuple[frozenset[str], ...]:
+def _allowed_types(domain: str, op_type: str, opset: int) -> tuple[frozenset[str], ...]:
     """Return the types that an operator's parameters accept; the last types hold for all further operands."""
     try:
         return tuple(frozenset(p.types) for p in onnx.defs.get_schema(op_type, opset, domain).inputs)
@@ -76,7 +76,7 @@ def takes(domain: str, op_type: str, opset: int, given: Sequence[ir.DataType | N
 
     An operator that ONNX does not know accepts all.
     """
-    known = _allowed(domain, op_type, opset)
+    known = _allowed_types(domain, op_type, opset)
     return not known or all(
         dtype is None or f"tensor({dtype.name.lower()})" in known[min(i, len(known) - 1)]
         for i, dtype in enumerate(given)
@@ -84,7 +84,7 @@ def takes(domain: str, op_type: str, opset: int, given: Sequence[ir.DataType | N
 
 
 @cache
-def since(dtype: ir.DataType) -> int:
+def first_cast_opset(dtype: ir.DataType) -> int:
     """Return the first operator set whose Cast takes a dtype; the newest if none does."""
     newest = int(onnx.defs.onnx_opset_version())
     name = f"tensor({dtype.name.lower()})"

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.messages import TYPE_PROTO, all_types, holds_map, lean_model
-from dask_ferro.graph.ir.onnx_inference import INVENTED, completed, folded
+from dask_ferro.graph.ir.onnx_inference import INVENTED_NAME, complete_types, fold_constants
 
 Dim = int | str | None
 
@@ -102,7 +102,7 @@ class Inference:
                 _set_shape(info, (shapes or {})[info.name])
         for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
             _bind(info, bound)
-        found, _ = completed(proto)
+        found, _ = complete_types(proto)
         inferred = value_types(found.graph)
         declared = self._inputs_alone if stale else self._declared
         return {
@@ -119,7 +119,7 @@ class Inference:
 
     def _without_weights(self, *, keep_declared: bool) -> onnx.ModelProto:
         if keep_declared not in self._bare:
-            self._bare[keep_declared] = folded(lean_model(self._model, keep_declared=keep_declared))
+            self._bare[keep_declared] = fold_constants(lean_model(self._model, keep_declared=keep_declared))
         return self._bare[keep_declared]
 
     @cached_property
@@ -176,7 +176,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 def _name(symbol: str | None) -> str | None:
     """Return a dimension's symbol, None for one that inference invented ("unk__0"), which no other dimension has."""
-    return None if not symbol or INVENTED.fullmatch(symbol) else symbol
+    return None if not symbol or INVENTED_NAME.fullmatch(symbol) else symbol
 
 
 def declared_type(value: ir.Value) -> ValueType:

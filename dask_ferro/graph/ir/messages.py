@@ -62,7 +62,7 @@ def external_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
     return [tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL]
 
 
-def captured(node: onnx.NodeProto) -> set[str]:
+def capture_names(node: onnx.NodeProto) -> set[str]:
     names: set[str] = set()
     for body in bodies(node):
         names |= free(body)
@@ -83,7 +83,7 @@ def free(graph: onnx.GraphProto) -> set[str]:
 def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
     """Return the names that `node` reads, those captured by its bodies included."""
     # Few nodes have bodies; for the others no set is built.
-    inner = captured(node) if any(a.type in _GRAPHS for a in node.attribute) else None
+    inner = capture_names(node) if any(a.type in _GRAPHS for a in node.attribute) else None
     return inner.union(node.input) if inner else node.input
 
 

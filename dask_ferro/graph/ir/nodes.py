@@ -95,12 +95,12 @@ def bodies(node: ir.Node) -> Sequence[ir.Graph]:
     return found
 
 
-def nested(node: ir.Node) -> Iterator[ir.Node]:
+def nodes_and_bodies(node: ir.Node) -> Iterator[ir.Node]:
     """Yield the node and every node of its bodies, at any depth."""
     yield node
     for body in bodies(node):
         for inner in body:
-            yield from nested(inner)
+            yield from nodes_and_bodies(inner)
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:

@@ -86,7 +86,7 @@ def current() -> Region:
 
 
 @contextmanager
-def written_in(region: Region) -> Iterator[None]:
+def set_region(region: Region) -> Iterator[None]:
     """Set the current region inside the context, whatever region is around it."""
     token = _CURRENT.set(region)
     try:

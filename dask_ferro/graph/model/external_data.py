@@ -138,7 +138,7 @@ def _number(entries: dict[str, str], key: str, default: int) -> int:
 
 
 @contextmanager
-def opened(part: FilePart) -> Iterator[int]:
+def open_checked(part: FilePart) -> Iterator[int]:
     """Open the file that `locate` checked, and yield its descriptor.
 
     Raises
@@ -171,7 +171,7 @@ def content(part: FilePart) -> bytes:
     Problem
         If the file changed since it was checked, or while it was read.
     """
-    with opened(part) as descriptor:
+    with open_checked(part) as descriptor:
         found = read_span(descriptor, part.offset, part.length)
     if found is None:
         raise Problem(f"external data {part.location!r} changed while it was read; load the model again")

@@ -79,7 +79,7 @@ def problems(proto: onnx.ModelProto, most_nodes: int) -> Iterator[str]:
         yield f"its functions call each other {deepest} deep; at most {_MOST_DEPTH} are allowed"
 
 
-def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` with every call of a local function replaced by the function's nodes.
 
     ONNX's inliner forgets the defaults of a function's attributes, and onnx_ir's takes the square of the calls of one

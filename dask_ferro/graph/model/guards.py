@@ -105,7 +105,7 @@ def _message_problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
     yield from _opset_problems(proto)
     yield from _input_problems(proto.graph)
     for graph in graphs:
-        yield from _doubled(graph)
+        yield from _find_duplicates(graph)
         for tensor in graph.initializer:
             if problem := tensor_problem(tensor):
                 yield f"initializer {tensor.name!r}: {problem}"
@@ -172,7 +172,7 @@ def _input_problems(graph: onnx.GraphProto) -> Iterator[str]:
             yield f"input {info.name!r} has the size {sizes[0]}; name a dimension of any size instead (dim_param)"
 
 
-def _doubled(graph: onnx.GraphProto) -> Iterator[str]:
+def _find_duplicates(graph: onnx.GraphProto) -> Iterator[str]:
     for what, infos in (("input", graph.input), ("initializer", graph.initializer), ("output", graph.output)):
         for name, count in Counter(info.name for info in infos).items():
             if count > 1 or not name:
@@ -252,7 +252,7 @@ _POSITIVE = frozenset(
 # Seconds; a longer sleep is treated as a typing error.
 _LONGEST_SLEEP = 3600
 # Kernels count in 32 bits, and the product of two larger numbers overflows 64.
-_MOST = 1 << 31
+_INT32_LIMIT = 1 << 31
 
 
 def _node_problems(node: onnx.NodeProto) -> Iterator[str]:
@@ -285,7 +285,7 @@ def _node_problems(node: onnx.NodeProto) -> Iterator[str]:
         if name in ("axis", "axes") and (wrong := [n for n in numbers if not -MOST_DIMS <= n < MOST_DIMS]):
             yield f"its attribute {name!r} has {wrong[0]}, which is beyond the axes of any tensor"
         if name in _POSITIVE and (
-            wrong := [n for n in attribute.ints or [attribute.i] if not 1 <= n < _MOST]
+            wrong := [n for n in attribute.ints or [attribute.i] if not 1 <= n < _INT32_LIMIT]
         ):
             yield f"its attribute {name!r} has {wrong[0]}; expected numbers from 1 to 2^31"
 
@@ -311,7 +311,7 @@ def equation_problems(equation: str) -> Iterator[str]:
 # Operators, as ONNX's checker takes them.
 
 _NODE = re.compile(r"Name: (.*?) +OpType: (\w*)", re.DOTALL)
-_UNREGISTERED = re.compile(r"No Op registered for (\S+) with")
+_NO_OPERATOR = re.compile(r"No Op registered for (\S+) with")
 _REMEDIES = {
     "topologically sorted": "a value is computed by no node before it; the file lost a node, or a name is wrong",
     "not an output of any node": "remove the output, or correct its name",
@@ -334,7 +334,7 @@ def check_operators(model: ir.Model, lean: onnx.ModelProto, headline: str) -> No
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(lean)
-    _emptied(copy.graph)
+    _empty_tensors(copy.graph)
     # The checker requires the shape of each output, which inference has yet to find.
     for info in [*copy.graph.input, *copy.graph.output]:
         info.type.CopyFrom(_ANY)
@@ -344,10 +344,10 @@ def check_operators(model: ir.Model, lean: onnx.ModelProto, headline: str) -> No
     try:
         checker.check_model(copy)
     except (checker.ValidationError, UnicodeDecodeError) as error:
-        raise _explained(str(error), headline) from error
+        raise _explain(str(error), headline) from error
 
 
-def _emptied(graph: onnx.GraphProto) -> None:
+def _empty_tensors(graph: onnx.GraphProto) -> None:
     """Make the tensors that were left out empty: without data, the checker looks for it in files."""
     for tensor in graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -357,15 +357,15 @@ def _emptied(graph: onnx.GraphProto) -> None:
             if attribute.t.data_location == TensorProto.EXTERNAL:
                 attribute.t.CopyFrom(TensorProto(data_type=attribute.t.data_type, dims=[0]))
             for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _emptied(body)
+                _empty_tensors(body)
 
 
-def _explained(words: str, headline: str) -> ModelError | UnsupportedOpError:
+def _explain(words: str, headline: str) -> ModelError | UnsupportedOpError:
     words, _, context = words.partition("\n==> Context")
     node = _NODE.search(context)
     where = f"node {node[1].strip()!r} ({node[2]}): " if node else ""
     words = " ".join(words.split()).rstrip(".")
-    if unregistered := _UNREGISTERED.search(words):
+    if unregistered := _NO_OPERATOR.search(words):
         op = unregistered[1]
         names = {s.name for s in defs.get_all_schemas_with_history()}
         close = difflib.get_close_matches(op, names, 1)
@@ -390,7 +390,9 @@ _PREFIX = re.compile(r"\[\w*InferenceError\] *|Inference error\(s\): *")
 _NUMBER = re.compile(r"\((\d+)\)")
 _DTYPES = {number: name.lower() for name, number in TensorProto.DataType.items()}
 # Operators whose operands are sizes or counts: the inferred size of too large operands overflows silently.
-_SIZED = frozenset({"ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample", "Range"})
+_SIZE_OPERATORS = frozenset(
+    {"ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample", "Range"}
+)
 # Inference gives small negative sizes for branches that are never taken; these are products that overflowed.
 _OVERFLOWN = -(1 << 31)
 # A string is a pointer and a length at least.
@@ -434,7 +436,9 @@ def _size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") ->
             )
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        held = [stored[name] for name in node.input if name in stored] if node.op_type in _SIZED else []
+        held = (
+            [stored[name] for name in node.input if name in stored] if node.op_type in _SIZE_OPERATORS else []
+        )
         if any(_largest(tensor) > value_bytes for tensor in held):
             yield (
                 f"node {node.name!r} ({node.op_type}){where} has to create a value of more than"

@@ -26,28 +26,28 @@ from dask_ferro import portable
 from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir.inference import set_types
 from dask_ferro.graph.ir.messages import external_tensors, lean_model
-from dask_ferro.graph.ir.onnx_inference import typed
+from dask_ferro.graph.ir.onnx_inference import infer_types
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.model import external_data, guards, self_contained
 from dask_ferro.graph.model.external_data import FilePart, reference
 from dask_ferro.graph.model.guards import Limits
-from dask_ferro.graph.model.normalize import in_form, normalized
+from dask_ferro.graph.model.normalize import in_form, normalize
 from dask_ferro.graph.model.original import Original
 from dask_ferro.graph.model.outputs import select
-from dask_ferro.graph.model.self_contained import CHECKED
+from dask_ferro.graph.model.self_contained import CHECKED_KEY
 from dask_ferro.graph.model.source import (
-    CHANGED,
+    CHANGED_TEXT,
     CHECK,
     FileTensor,
     Source,
     SourceBytes,
     SourceFiles,
-    opened,
+    identify_file,
+    open_source,
     parse,
-    seen,
 )
 
-__all__ = ["Limits", "Loaded", "load", "load_opened", "load_own"]
+__all__ = ["Limits", "Loaded", "load", "load_built", "load_opened"]
 
 # Below this, a mapped page costs more than the copy that it saves.
 _PAGE = 4096
@@ -139,7 +139,7 @@ def load(
     (17, ['Relu'])
     """
     limits = limits or Limits()
-    with opened(source, limits.mapped_above) as file:
+    with open_source(source, limits.mapped_above) as file:
         return load_opened(file, limits, outputs, keeps_original=keeps_original)
 
 
@@ -154,7 +154,7 @@ def load_opened(
         raise ModelError(headline, [str(problem)]) from problem
 
 
-def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
+def load_built(model: ir.Model, limits: Limits | None = None) -> Loaded:
     """Return a model of this process in the form in which `load` returns its file; types are inferred, nothing is
     checked.
 
@@ -174,12 +174,12 @@ def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
     """
     content = self_contained.content(model)
     weights = [value.const_value for value in model.graph.initializers.values()]
-    if CHECKED not in model.meta or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
+    if CHECKED_KEY not in model.meta or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
         return load(content, limits=limits)
     own = in_form(model.clone())
-    types = typed(lean_model(own, keep_declared=True, keep_inner=True))
+    types = infer_types(lean_model(own, keep_declared=True, keep_inner=True))
     set_types(own, types.types)
-    own.meta[CHECKED] = True
+    own.meta[CHECKED_KEY] = True
     return Loaded(
         model=own,
         digest=digest_of(content),
@@ -195,8 +195,8 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     proto = parse(file.content, headline)
     outputs = () if wanted is None else select(proto, wanted, file.name)
     guards.check_message(proto, limits, headline)
-    parts = _located(proto, file, headline)
-    held = _held(file, parts.values(), limits.mapped_above)
+    parts = _locate_parts(proto, file, headline)
+    held = _read_small_parts(file, parts.values(), limits.mapped_above)
     files = _files(file, [part for part in parts.values() if part not in held])
     weights = _weights(proto, file, parts, held, files)
     # Without the bytes of the large weights, which protobuf frees only with the whole message.
@@ -205,17 +205,17 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     original = None
     if keeps_original:
         original = Original(proto, memoryview(file.content), parts, held, files)
-    model = normalized(bare, weights, headline)
+    model = normalize(bare, weights, headline)
     lean = lean_model(model, keep_declared=True, keep_inner=True)
     guards.check_operators(model, lean, headline)
-    types = typed(lean)
+    types = infer_types(lean)
     guards.check_types(model, types, limits, headline)
     set_types(model, types.types)
     if files.files:
         model.meta[CHECK] = files
         if not files.are_unchanged():
-            raise ModelError(headline, [CHANGED])
-    model.meta[CHECKED] = True
+            raise ModelError(headline, [CHANGED_TEXT])
+    model.meta[CHECKED_KEY] = True
     return Loaded(
         model=model,
         digest=digest_of(file.content, outputs, parts.values(), held),
@@ -233,10 +233,10 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
 
 # External data by the text of its reference, and its parts in memory.
 Parts = dict[str, FilePart]
-Held = Mapping[FilePart, bytes]
+DataInMemory = Mapping[FilePart, bytes]
 
 
-def _located(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> Parts:
+def _locate_parts(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> Parts:
     parts: Parts = {}
     problems = []
     for tensor in external_tensors(proto.graph):
@@ -249,7 +249,7 @@ def _located(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> Parts:
     return parts
 
 
-def _held(file: SourceBytes, parts: Iterable[FilePart], mapped_above: int) -> Held:
+def _read_small_parts(file: SourceBytes, parts: Iterable[FilePart], mapped_above: int) -> DataInMemory:
     """Return the external data's content, read into memory if it and the model are small together."""
     ranges = set(parts)
     if file.mapped or len(file.content) + sum(part.length for part in ranges) > mapped_above:
@@ -261,13 +261,13 @@ def _files(file: SourceBytes, parts: Iterable[FilePart]) -> SourceFiles:
     """Return the files that weights are mapped from."""
     found = [file.mapped] if file.mapped else []
     for part in {part.location: part for part in parts}.values():
-        with external_data.opened(part) as descriptor:
-            found.append(seen(part.location, descriptor))
+        with external_data.open_checked(part) as descriptor:
+            found.append(identify_file(part.location, descriptor))
     return SourceFiles(tuple(found))
 
 
 def _weights(
-    proto: onnx.ModelProto, file: SourceBytes, parts: Parts, held: Held, files: SourceFiles
+    proto: onnx.ModelProto, file: SourceBytes, parts: Parts, held: DataInMemory, files: SourceFiles
 ) -> dict[str, ir.TensorProtocol]:
     """Take the large and the external initializers of the graph out of the messages; return them by their names.
 
@@ -279,9 +279,9 @@ def _weights(
         if tensor.data_location == TensorProto.EXTERNAL:
             part = parts[reference(tensor)]
             taken[tensor.name] = (
-                _viewed(tensor, memoryview(held[part]))
+                _view_tensor(tensor, memoryview(held[part]))
                 if part in held
-                else _mapped(tensor, part.location, part.offset, part.length, files)
+                else _map_tensor(tensor, part.location, part.offset, part.length, files)
             )
         elif len(raw := tensor.raw_data) >= _PAGE:
             start = file.content.find(raw[:64], at)
@@ -289,12 +289,12 @@ def _weights(
             if start >= 0 and view == raw:
                 at = start + len(raw)
                 taken[tensor.name] = (
-                    _mapped(tensor, file.mapped.path, start, len(raw), files)
+                    _map_tensor(tensor, file.mapped.path, start, len(raw), files)
                     if file.mapped
-                    else _viewed(tensor, view)
+                    else _view_tensor(tensor, view)
                 )
             else:
-                taken[tensor.name] = _viewed(tensor, memoryview(raw))
+                taken[tensor.name] = _view_tensor(tensor, memoryview(raw))
         else:
             continue
         tensor.ClearField("raw_data")
@@ -308,7 +308,7 @@ def _weights(
     return taken
 
 
-def _mapped(tensor: TensorProto, path: str, offset: int, length: int, files: SourceFiles) -> FileTensor:
+def _map_tensor(tensor: TensorProto, path: str, offset: int, length: int, files: SourceFiles) -> FileTensor:
     # The real path and no `base_dir`: onnx_ir refuses links below one, and these have been checked.
     dtype, shape = ir.DataType(tensor.data_type), ir.Shape(tensor.dims)
     mapped = FileTensor(path, offset, length, dtype, shape=shape, name=tensor.name)
@@ -316,7 +316,7 @@ def _mapped(tensor: TensorProto, path: str, offset: int, length: int, files: Sou
     return mapped
 
 
-def _viewed(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
+def _view_tensor(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
     dtype = ir.DataType(tensor.data_type)
     # numpy has no view of packed elements.
     if dtype.bitwidth < 8:
@@ -336,7 +336,7 @@ def digest_of(
     content: bytes | memoryview | mmap,
     outputs: Sequence[str] = (),
     parts: Collection[FilePart] = (),
-    held: Held = MappingProxyType({}),
+    held: DataInMemory = MappingProxyType({}),
 ) -> str:
     """Return the digest of a model with some of its outputs, (): all; external data may be partly in memory.
 
@@ -352,7 +352,7 @@ def digest_of(
         if part in held:
             state.update(held[part])
             continue
-        with external_data.opened(part) as descriptor:
+        with external_data.open_checked(part) as descriptor:
             # In blocks, which do not count as resident memory, unlike mapped pages.
             at, end = part.offset, part.offset + part.length
             while at < end:

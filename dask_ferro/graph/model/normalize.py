@@ -25,14 +25,14 @@ from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.messages import TYPE_PROTO, all_graphs, all_nodes, domain_of, take_maps, uses
 from dask_ferro.graph.ir.nodes import bodies, reads
-from dask_ferro.graph.model.functions import inlined
+from dask_ferro.graph.model.functions import inline_functions
 from dask_ferro.graph.model.upgrade import MODERN, upgrade
 
 # The opset of graphs that use none of ONNX's own operators.
 _ANY_OPSET = 17
 
 
-def normalized(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol], headline: str) -> ir.Model:
+def normalize(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol], headline: str) -> ir.Model:
     """Return `proto` in normal form, with `weights` instead of the initializers of their names.
 
     An output of a ZipMap is the array that it reads, with the classes of the columns in `meta[ml_types.CLASSES]`.
@@ -44,7 +44,7 @@ def normalized(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol],
     """
     try:
         classes = _maps_to_arrays(proto.graph)
-        model = in_form(_to_ir(inlined(proto) if proto.functions else proto, weights))
+        model = in_form(_to_ir(inline_functions(proto) if proto.functions else proto, weights))
     # SerdeError and onnx's own are RuntimeErrors.
     except (RuntimeError, ValueError, NotImplementedError, ir.passes.PassError) as error:
         # onnx_ir's reason comes after all of its arguments.
@@ -144,7 +144,7 @@ def _plain_sparse(graph: onnx.GraphProto) -> None:
         else:
             kept.append(node)
     if sparse:
-        scattered = chain.from_iterable(_scattered(name, held, graph) for name, held in sparse.items())
+        scattered = chain.from_iterable(_write_sparse(name, held, graph) for name, held in sparse.items())
         # Messages of a repeated field are invalid after they are removed from it, so they are copied first.
         copies = onnx.GraphProto(node=[*scattered, *kept])
         del graph.node[:]
@@ -152,7 +152,7 @@ def _plain_sparse(graph: onnx.GraphProto) -> None:
         graph.ClearField("sparse_initializer")
 
 
-def _scattered(name: str, sparse: onnx.SparseTensorProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def _write_sparse(name: str, sparse: onnx.SparseTensorProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return nodes that compute `sparse` as `name`; its parts become initializers of `graph`."""
     shape, indices, values, zeros = (f"{name}:{part}" for part in ("shape", "indices", "values", "zeros"))
     # Indices may be linear, one number an element; ScatterND requires one for each axis.

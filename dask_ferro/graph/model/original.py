@@ -71,7 +71,7 @@ class Original(NamedTuple):
         with publish(path, "save") as part:
             proto, beside = self._messages(), f"{part}.data"
             if outputs is not None:
-                _cut(proto, outputs)
+                _replace_outputs(proto, outputs)
             with open(beside, "wb") as file:
                 self._fill(proto, values, os.path.basename(beside), file)
             if not os.path.getsize(beside):
@@ -126,7 +126,7 @@ class Original(NamedTuple):
             raise InputError(f"save: weight {tensor.name!r}: {problem}") from problem
 
 
-def _cut(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None:
+def _replace_outputs(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None:
     known, wanted = {info.name for info in proto.graph.output}, [info.name for info in outputs]
     proto.graph.output.extend(info for info in outputs if info.name not in known)
     select(proto, wanted, "")

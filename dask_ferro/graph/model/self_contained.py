@@ -17,7 +17,7 @@ import onnx_ir as ir
 from dask_ferro.errors import InputError
 
 # Key in `onnx_ir.Model.meta` of a model that this process created or checked; no file can set it.
-CHECKED = "ferro.checked"
+CHECKED_KEY = "ferro.checked"
 # A protobuf message ends at 2 GiB; beyond half of it weights are written to a separate file.
 INLINE_BYTES = 1 << 30
 _MESSAGE_BYTES = 2**31 - 1

@@ -28,7 +28,7 @@ from dask_ferro import portable
 from dask_ferro.errors import InputError, ModelError
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
-CHANGED = "it changed while it was read; wait until it is complete"
+CHANGED_TEXT = "it changed while it was read; wait until it is complete"
 # Key in `onnx_ir.Model.meta` of a callable that raises when a file of the model changed; kernels call it.
 CHECK = "ferro.check"
 # Local file systems stamp changes with the kernel's clock, a tick of 1 to 10 ms: a file that was changed within the
@@ -56,7 +56,7 @@ class SourceBytes(NamedTuple):
 
 
 @contextmanager
-def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
+def open_source(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
     """Open `source` and yield its bytes; a file of at most `mapped_above` bytes is read into memory.
 
     Raises
@@ -67,7 +67,7 @@ def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
         If the file is empty, or protobuf cannot serialize the message.
     """
     if isinstance(source, onnx.ModelProto):
-        yield SourceBytes("the ModelProto", _serialized(source))
+        yield SourceBytes("the ModelProto", _serialize(source))
     elif isinstance(source, (bytes, bytearray, memoryview)):
         yield SourceBytes("the model in memory", source if isinstance(source, bytes) else bytes(source))
     elif isinstance(source, (str, os.PathLike)):
@@ -77,7 +77,7 @@ def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}")
 
 
-def _serialized(proto: onnx.ModelProto) -> bytes:
+def _serialize(proto: onnx.ModelProto) -> bytes:
     try:
         return bytes(proto.SerializeToString())
     except (EncodeError, ValueError, MemoryError) as error:
@@ -108,13 +108,13 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
         # The size of the open file, since the path may lead to another file by now.
         before = identity(os.fstat(descriptor))
         if before[2] > mapped_above:
-            mapped = seen(path, descriptor)
+            mapped = identify_file(path, descriptor)
             content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             yield SourceBytes(repr(path), content, path, named, mapped)
         else:
             read = read_span(descriptor, 0, before[2])
             if read is None or identity(os.fstat(descriptor)) != before:
-                raise ModelError(f"cannot load {path!r}", [CHANGED])
+                raise ModelError(f"cannot load {path!r}", [CHANGED_TEXT])
             yield SourceBytes(repr(path), read, path, named)
     finally:
         os.close(descriptor)
@@ -157,7 +157,7 @@ def read_span(descriptor: int, offset: int, length: int) -> bytes | None:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def seen(path: str, descriptor: int) -> SourceFile:
+def identify_file(path: str, descriptor: int) -> SourceFile:
     """Return the open file's identity with its path; if it changed just now, the identity one clock tick later."""
     found = identity(os.fstat(descriptor))
     age = time.time_ns() - max(found[3:])

@@ -15,12 +15,12 @@ from onnx import version_converter
 
 from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import attribute_of, bodies
-from dask_ferro.graph.ir.onnx_inference import typed
+from dask_ferro.graph.ir.onnx_inference import infer_types
 
 _OLD, MODERN = 6, 7
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"})
 # Attributes that opset 7 no longer has: it does the same without them, or `_spread` has written it out.
-_DROPPED: Mapping[str, tuple[str, ...]] = {
+_DROPPED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_BROADCASTING, ("broadcast", "axis")),
     "BatchNormalization": ("is_test",),
     "Dropout": ("is_test",),
@@ -35,7 +35,7 @@ def upgrade(model: ir.Model) -> None:
     """Bring a sorted model of an opset below `MODERN` to that if it can be upgraded."""
     if any(map(bodies, model.graph)):
         return
-    graph = model.graph if model.opset_imports[""] == _OLD else _converted(model)
+    graph = model.graph if model.opset_imports[""] == _OLD else _convert(model)
     ranks = None if graph is None else _ranks(ir.Model(graph, ir_version=model.ir_version))
     if graph is None or ranks is None:
         return
@@ -45,7 +45,7 @@ def upgrade(model: ir.Model) -> None:
     graph.opset_imports[""] = MODERN
 
 
-def _converted(model: ir.Model) -> ir.Graph | None:
+def _convert(model: ir.Model) -> ir.Graph | None:
     """Return the graph at opset 6, converted by ONNX without its weights; None if that fails."""
     try:
         proto = version_converter.convert_version(lean_model(model, keep_declared=True), _OLD)
@@ -73,7 +73,7 @@ def _ranks(model: ir.Model) -> dict[str, int] | None:
             node.op_type = "Identity"
             del node.input[1:]
             node.ClearField("attribute")
-    tensors = ((name, type_.tensor_type) for name, type_ in typed(bare).types.items())
+    tensors = ((name, type_.tensor_type) for name, type_ in infer_types(bare).types.items())
     ranks = {name: len(tensor.shape.dim) for name, tensor in tensors if tensor.HasField("shape")}
     needed = [value.name for node in model.graph if _aligns(node) for value in node.inputs[:2] if value]
     return ranks if all(name in ranks for name in needed) else None
@@ -90,7 +90,7 @@ def _modernize(node: ir.Node, ranks: Mapping[str, int]) -> None:
         return
     if _aligns(node):
         _spread(node, ranks)
-    for name in _DROPPED.get(node.op_type, ()):
+    for name in _DROPPED_ATTRIBUTES.get(node.op_type, ()):
         node.attributes.pop(name, None)
     scales = [node.attributes.pop(name, None) for name in ("height_scale", "width_scale")]
     if node.op_type == "Upsample" and "scales" not in node.attributes and None not in scales:

@@ -101,20 +101,20 @@ def names(rank: int) -> Dims:
     return tuple(str(i) for i in range(rank))
 
 
-def without(dims: Dims, unsplit: Sequence[int]) -> Dims:
+def mask_dims(dims: Dims, unsplit: Sequence[int]) -> Dims:
     return tuple(None if i in unsplit else label for i, label in enumerate(dims))
 
 
-def dropped(dims: Dims, axes: Sequence[int]) -> Dims:
+def drop_axes(dims: Dims, axes: Sequence[int]) -> Dims:
     return tuple(label for i, label in enumerate(dims) if i not in axes)
 
 
-def aligned(shape: Sequence[int], out: Sequence[int]) -> Dims:
+def align(shape: Sequence[int], out: Sequence[int]) -> Dims:
     """Return the labels of an operand that broadcasts to `out`: a dimension that is stretched has none.
 
     Examples
     --------
-    >>> aligned((1, 8), (2, 4, 8))
+    >>> align((1, 8), (2, 4, 8))
     (None, '2')
     """
     skipped = len(out) - len(shape)
@@ -130,7 +130,7 @@ def pointwise(
 
     def labels(o: TypedNode) -> Rule:
         out = o.out_shape()
-        inputs = tuple(aligned(o.shape(i), out) for i in range(len(o.node.inputs)))
+        inputs = tuple(align(o.shape(i), out) for i in range(len(o.node.inputs)))
         return Rule(inputs, (names(len(out)),) * len(o.node.outputs), linear=linear, commutes=tuple(commutes))
 
     return labels
@@ -164,7 +164,7 @@ def all_but(
         axes = unsplit(o)
         if axes is None:
             return None
-        dims = without(names(o.rank()), [axis % max(1, o.rank()) for axis in axes])
+        dims = mask_dims(names(o.rank()), [axis % max(1, o.rank()) for axis in axes])
         return Rule((dims,), (dims,) * len(o.node.outputs), linear=linear, commutes=tuple(commutes))
 
     return labels

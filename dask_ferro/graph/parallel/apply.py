@@ -31,7 +31,7 @@ from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel import config
-from dask_ferro.graph.parallel.config import ALL, PlanFile, RegionPlan, Split, format_problem, merge
+from dask_ferro.graph.parallel.config import ALL_VALUES, PlanFile, RegionPlan, Split, format_problem, merge
 from dask_ferro.graph.parallel.node_values import (
     find_values,
     front_dims,
@@ -59,7 +59,7 @@ DATA, TENSOR = "data", "tensor"
 # The key of a model's metadata with the text of its plan.
 PLAN = "dask_ferro.plan"
 
-_ONE = Mesh({TENSOR: 1})
+_ONE_RANK = Mesh({TENSOR: 1})
 _NOTHING = RegionPlan()
 
 
@@ -74,7 +74,7 @@ class Applied:
 
     model: ir.Model
     plan: PlanFile | None = None
-    mesh: Mesh = _ONE
+    mesh: Mesh = _ONE_RANK
     placements: Mapping[str, ByAxis] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
     sequences: Mapping[str, ByAxis] = field(default_factory=dict)
@@ -321,7 +321,7 @@ class _Application:
         if len(sizes) > 1:
             region = next(region for region in self.plan.regions if region.workers)
             self._report_key(region, "workers", f"regions have {sorted(sizes)}; give a `mesh`")
-        return Mesh({TENSOR: max(sizes)}) if sizes else _ONE
+        return Mesh({TENSOR: max(sizes)}) if sizes else _ONE_RANK
 
     def _placements(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, ByAxis]:
         """Return the placements of values: first of `inputs`, then of names in regions, and then of all others."""
@@ -330,10 +330,10 @@ class _Application:
             self._put(placed, value, self._split(value, split), split)
         by_name = frozenset(placed)
         for node, region in regions.items():
-            for value in read_sources(node) if ALL in region.shard else ():
+            for value in read_sources(node) if ALL_VALUES in region.shard else ():
                 # Scalars are constants of the expression.
                 if value.name not in by_name and value.shape is not None and len(value.shape):
-                    split = region.shard[ALL]
+                    split = region.shard[ALL_VALUES]
                     self._put(placed, value, split_or_whole(self._placed(split), value, self.mesh), split)
         return {name: placement for name, (placement, _) in placed.items()}
 
@@ -366,12 +366,12 @@ class _Application:
         used: set[str] = set()
         for node, region in regions.items():
             for key, split in region.shard.items():
-                for value in find_values(node, key) if key != ALL else ():
+                for value in find_values(node, key) if key != ALL_VALUES else ():
                     used.add(split.key)
                     yield value, split
         for region in self.plan.regions:
             for key, split in region.shard.items():
-                if split.key not in used and key != ALL:
+                if split.key not in used and key != ALL_VALUES:
                     own = [node for node, r in regions.items() if r.shard.get(key) == split]
                     names = sorted({v.name or "" for v in chain.from_iterable(map(read_sources, own))})
                     listed = ", ".join(map(repr, names[:6])) or "none"

@@ -29,12 +29,12 @@ from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.words import at_most
 
 # More than the workers, stages or dimensions of any cluster or array.
-_MOST = 1 << 20
+_MAX_NUMBER = 1 << 20
 # Problems that an error lists; a plan of 200 regions may have a fault in each.
-_SHOWN = 10
+_MAX_PROBLEMS = 10
 WHOLE = "whole"
 # The key of a split of all weights and inputs of a region; values that it does not fit are whole.
-ALL = "*"
+ALL_VALUES = "*"
 
 
 class Split(NamedTuple):
@@ -88,7 +88,9 @@ class PlanFile:
     def refusal(self, problems: Sequence[str]) -> InputError:
         """Return the error with problems of this plan (`format_problem`), each once, and only the first ones."""
         lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
-        return InputError("\n".join([f"plan {self.source}:", *at_most(_SHOWN, lines, before="  and ")]))
+        return InputError(
+            "\n".join([f"plan {self.source}:", *at_most(_MAX_PROBLEMS, lines, before="  and ")])
+        )
 
 
 def merge(regions: Sequence[RegionPlan]) -> RegionPlan:
@@ -281,7 +283,7 @@ def _region(plan: _Section, name: str) -> RegionPlan:
         gt = shard.values({"workers": _WORKERS, "replicated": _FLAG})
         split = shard.split("axis") or Split(0, lines["shard"], "")
         dims = None if gt.get("replicated") else split.dims
-        splits = {ALL: Split(dims, lines["shard"], f"{name}.shard")}
+        splits = {ALL_VALUES: Split(dims, lines["shard"], f"{name}.shard")}
         if "workers" in gt and "workers" in settings:
             shard.report("workers", f"{name}.workers is given too; keep one of them")
         settings["workers"] = gt.get("workers", settings.get("workers"))
@@ -304,9 +306,9 @@ def _region(plan: _Section, name: str) -> RegionPlan:
 # Keys.
 
 
-def _is_int(value: Any, least: int = -_MOST) -> bool:
+def _is_int(value: Any, least: int = -_MAX_NUMBER) -> bool:
     # YAML reads `yes` as true, and a bool is an int in Python.
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MAX_NUMBER
 
 
 def _is_workers(value: Any) -> bool:

@@ -30,7 +30,7 @@ from dask_ferro.graph.parallel.node_values import infer_types
 from dask_ferro.graph.parallel.state_layouts import update_layouts
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Staged, actions
+from dask_ferro.graph.pipeline.stages import StageModel, actions
 from dask_ferro.graph.pipeline.update import UpdateGraph, name_before, next_name
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, UNPLACED, WORKERS, place
 from dask_ferro.graph.sharding.parts import Port, Spmd
@@ -91,7 +91,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
 
 
 def shard_step(
-    model: Staged,
+    model: StageModel,
     plan: PlanFile,
     schedule: Schedule,
     dims: Mapping[str, int],
@@ -105,7 +105,7 @@ def shard_step(
     nevertheless scattered in each micro-batch: whole, it would be as large as the parameter.
     """
     applied = apply_plan(model.model, plan)
-    placed = {} if update is None else _placed_for(update, applied)
+    placed = {} if update is None else _step_placements(update, applied)
     if update is not None and update.model is None:
         # A gradient is reduced for its readers, unless its state has another layout than its parameter; a gradient
         # that equals another value has no name.
@@ -124,7 +124,7 @@ def shard_step(
     return _in_actions(spmd, model, schedule)
 
 
-def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
+def _step_placements(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
     """Return a plan's placement of each gradient and each entry of the state in an optimizer's step."""
     mesh, inputs = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
     shapes = {name: tuple(map(_dim, inputs[name].shape or ())) for name in update.params}
@@ -133,7 +133,7 @@ def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
     return {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in read.items()}
 
 
-def one_rank_step(model: Staged, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
+def one_rank_step(model: StageModel, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
     """Return the graph of one rank for one micro-batch, with the action and the stage of each node as metadata.
 
     It has the model's own nodes and names, and needs neither sizes nor rules of sharding.
@@ -156,7 +156,7 @@ def one_rank_step(model: Staged, schedule: Schedule, update: UpdateGraph | None 
 
 
 def shard_update(
-    update: UpdateGraph, model: Staged, plan: PlanFile | None, step: Spmd, schedule: Schedule
+    update: UpdateGraph, model: StageModel, plan: PlanFile | None, step: Spmd, schedule: Schedule
 ) -> Spmd:
     """Return an optimizer's step as the graph of all ranks: each rank updates its parts of the parameters.
 
@@ -199,7 +199,7 @@ def _dim(size: int | ir.SymbolicDim) -> int | str | None:
 # ---- chunks and actions of nodes ---------------------------------------------------------------------------
 
 
-def _in_actions(spmd: Spmd, model: Staged, schedule: Schedule) -> Spmd:
+def _in_actions(spmd: Spmd, model: StageModel, schedule: Schedule) -> Spmd:
     """Return a graph of ranks, changed: each node has the action and the stage that compute it."""
     if model.grads:
         _pass_on(spmd.model, schedule.chunks)

@@ -24,7 +24,7 @@ from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.plan import select_nodes
 
 # The end of the names of repeated nodes and their values.
-_AGAIN = "remat"
+_SUFFIX = "remat"
 
 
 def unit_of(path: str, pattern: str) -> str:
@@ -114,7 +114,7 @@ def _copy(node: ir.Node, again: dict[ir.Value | None, ir.Value], lost: set[ir.Va
     inputs = [again.get(value, value) for value in node.inputs]
     outputs = []
     for value in node.outputs:
-        name = f"{value.name}/{_AGAIN}" if value.name else ""
+        name = f"{value.name}/{_SUFFIX}" if value.name else ""
         outputs.append(ir.Value(name=name, type=value.type, shape=value.shape))
     again.update((v, copy) for v, copy in zip(node.outputs, outputs, strict=True) if v in lost)
     return ir.Node(
@@ -124,6 +124,6 @@ def _copy(node: ir.Node, again: dict[ir.Value | None, ir.Value], lost: set[ir.Va
         list(node.attributes.values()),
         overload=node.overload,
         outputs=outputs,
-        name=f"{node.name}/{_AGAIN}",
+        name=f"{node.name}/{_SUFFIX}",
         metadata_props={**node.metadata_props, PHASE_KEY: BACKWARD, REMAT_KEY: "1"},
     )

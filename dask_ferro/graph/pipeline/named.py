@@ -98,7 +98,7 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int | None
         )
     if name != "interleaved" and each != usual:
         raise InputError(f"schedule {name!r}: chunks: got {each!r} a stage, wanted {usual}")
-    rows = (_numbered(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
+    rows = (_number_steps(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
     return Schedule(tuple(rows), name)
 
 
@@ -119,7 +119,7 @@ def rounds(stages: int, micro_batches: int) -> list[int]:
     return [micro_batches // count + (i < micro_batches % count) for i in range(count)]
 
 
-def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
+def _number_steps(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
     """Return steps as actions with micro-batches in order; steps beyond the last micro-batch are left out."""
     forwards: Counter[int] = Counter()
     backwards: Counter[int] = Counter()
@@ -153,7 +153,7 @@ def _one_forward_one_backward(s: int, p: int, m: int, v: int) -> list[Step]:
     return [(s, FORWARD)] * ahead + level + [(s, BACKWARD)] * ahead
 
 
-def _interleaved(s: int, p: int, m: int, v: int) -> list[Step]:
+def _interleave(s: int, p: int, m: int, v: int) -> list[Step]:
     """Return interleaved 1F1B's list of a stage (section 2.2): a round of micro-batches for each chunk alternately.
 
     Chunk c of stage s is chunk c p + s of the model.  The warm-up of a stage is the way to the last stage and back,
@@ -191,7 +191,7 @@ def _zb_v(s: int, p: int, m: int, v: int) -> list[Step]:
     loss, and the first gradient is ready when p micro-batches are in memory.  The list is built for at least 2p - 1
     micro-batches and then shortened, since with fewer the pipeline is never full.
     """
-    # `_numbered` drops the micro-batches beyond m.
+    # `_number_steps` drops the micro-batches beyond m.
     full = max(m, 2 * p - 1)
     down, up, left = s, 2 * p - 1 - s, p - s
     fill = [(down, FORWARD)] * (2 * left - 1) + [(up, FORWARD), (down, FORWARD)] * s
@@ -208,7 +208,7 @@ def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
     only the backwards of the first and the last micro-batches are split.  The list is built for at least 2p
     micro-batches.
     """
-    # Like in ZB-V, `_numbered` drops the micro-batches beyond m.
+    # Like in ZB-V, `_number_steps` drops the micro-batches beyond m.
     full = max(m, 2 * p)
     down, up, left = s, 2 * p - 1 - s, p - s - 1
     fill = [(down, FORWARD)] * (2 * left) + [(down, FORWARD), (up, FORWARD)] * (s + 1)
@@ -225,7 +225,7 @@ def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
 _RULES: dict[str, Callable[[int, int, int, int], list[Step]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
-    "interleaved": _interleaved,
+    "interleaved": _interleave,
     "zb-h1": _zero_bubble,
     "zb-v": _zb_v,
     "dualpipe-v": _dualpipe_v,

@@ -204,7 +204,9 @@ def _peak(row: Sequence[Action]) -> int:
 
 def problems(rows: Rows) -> list[str]:
     """Return the problems of lists of actions, one list per stage; none if they are a schedule."""
-    return _first(_malformed(rows)) or _first(_misplaced(rows)) or _first(_incomplete(rows)) or _stuck(rows)
+    return (
+        _first(_check_form(rows)) or _first(_check_place(rows)) or _first(_incomplete(rows)) or _stuck(rows)
+    )
 
 
 def _first(wrong: Iterable[str]) -> list[str]:
@@ -217,7 +219,7 @@ def _refusal(headline: str, wrong: Iterable[str]) -> InputError:
     return InputError("\n  - ".join([headline, *wrong]))
 
 
-def _malformed(rows: Rows) -> Iterator[str]:
+def _check_form(rows: Rows) -> Iterator[str]:
     if not rows:
         yield "has no stages; wanted a list of actions for each"
     for stage, row in enumerate(rows):
@@ -236,7 +238,7 @@ def _is_action(action: object) -> bool:
     return all(type(number) is int and number >= 0 for number in (action.chunk, action.micro_batch))
 
 
-def _misplaced(rows: Rows) -> Iterator[str]:
+def _check_place(rows: Rows) -> Iterator[str]:
     for stage, row in enumerate(rows):
         for action, times in Counter(row).items():
             if times > 1:

@@ -25,7 +25,7 @@ from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.emit import build, reached
+from dask_ferro.graph.tensor.emit import build, reachable_nodes
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
 
@@ -35,7 +35,7 @@ Signals = Sequence[str | Sequence[str]]
 _SLACK = 0.05
 
 
-class Staged(NamedTuple):
+class StageModel(NamedTuple):
     """A model whose nodes have chunks, in their metadata: forward, and backward if there are parameters.
 
     `bound` has the values that inputs are bound to, by name.  `params` are the inputs that are parameters, in the order
@@ -54,7 +54,7 @@ def cut_stages(
     *,
     chunks: int,
     signals: Signals | None = None,
-) -> Staged:
+) -> StageModel:
     """Return the model of `outputs`, with gradients of the loss among them, and a chunk for every node.
 
     If there are parameters, which are constants or arguments, the first output is the loss; None: there is no
@@ -64,21 +64,21 @@ def cut_stages(
     Raises `InputError` if there are fewer nodes than chunks, a region does not exist, or regions are against the flow
     of data, and `UnsupportedOpError` if an op on the way from the loss to a parameter has no gradient.
     """
-    nodes = reached(outputs.values())
+    nodes = reachable_nodes(outputs.values())
     homes = _by_signal(nodes, signals) if signals is not None else _by_cost(outputs, nodes, chunks)
     _check_flow(nodes, homes)
-    marked = _marked(outputs, nodes, homes)
+    marked = _mark_chunks(outputs, nodes, homes)
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     ends = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
         # The seed of the backward is in the last chunk, like the loss.
-        with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
+        with regions.set_region(regions.Region(_mark(chunks - 1, ""))):
             slopes = grad(next(iter(marked.values())), leaves)
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
         ends |= dict(zip(grads, slopes, strict=True))
     model, bound = build(ends, leaves, name="pipeline")
-    return Staged(record_chunks(model, chunks), bound, input_names(model, leaves), grads)
+    return StageModel(record_chunks(model, chunks), bound, input_names(model, leaves), grads)
 
 
 def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
     homes: dict[int, int] = {}
     seen: set[str] = set()
     for node in nodes:
-        path = next((p for p in _above(node.region.path) if p in chunk_of), None)
+        path = next((p for p in _enclosing_regions(node.region.path) if p in chunk_of), None)
         if path is not None:
             seen.add(path)
         # A node without a region cannot run before its inputs: its chunk is the latest chunk of its inputs.
@@ -111,7 +111,7 @@ def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
     return homes
 
 
-def _above(path: str) -> list[str]:
+def _enclosing_regions(path: str) -> list[str]:
     """Return the region and its enclosing regions, the innermost first."""
     parts = path.split("/") if path else []
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
@@ -191,7 +191,7 @@ def _mark(chunk: int, path: str) -> str:
     return f"{chunk}/{path}" if path else str(chunk)
 
 
-def _marked(
+def _mark_chunks(
     outputs: Mapping[str, Tensor], nodes: Sequence[Node], homes: Mapping[int, int]
 ) -> dict[str, Tensor]:
     placed = {

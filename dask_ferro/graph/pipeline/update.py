@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.pipeline.stages import LOSS, Staged, input_names
+from dask_ferro.graph.pipeline.stages import LOSS, StageModel, input_names
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import Optimizer
@@ -85,7 +85,7 @@ def update_graph(
 
 def whole_step(
     outputs: Mapping[str, Tensor], params: Tree, optimizer: Optimizer
-) -> tuple[Staged, UpdateGraph]:
+) -> tuple[StageModel, UpdateGraph]:
     """Return a training step as one model, of loss, metrics, new parameters and state."""
     leaves = pytree.leaves(params, "parallel")
     # The same names as in the model of the step, whose first inputs they are.
@@ -102,7 +102,7 @@ def whole_step(
         name="step",
         names=dict(zip(grads, slopes, strict=True)),
     )
-    return Staged(model, bound, names, ()), update
+    return StageModel(model, bound, names, ()), update
 
 
 def _step_outputs(
@@ -122,7 +122,7 @@ def _step_outputs(
     entries = [input(name, leaf.shape, leaf.dtype) for name, leaf in zip(state, leaves, strict=True)]
     new_params, new_state = optimizer.step(w, g, pytree.like(initial, entries))
     # In the order of the state, whatever the order in which the optimizer returns it.
-    ordered = pytree.mapped(lambda _, now: now, initial, new_state) if leaves else {}
+    ordered = pytree.map_leaves(lambda _, now: now, initial, new_state) if leaves else {}
     ends = pytree.leaves(new_params) + pytree.leaves(ordered)
     outputs = {next_name(name): end for name, end in zip((*names, *state), ends, strict=True)}
     places = {path: (name, leaf) for name, (path, leaf) in zip(names, pytree.paths(params), strict=True)}
@@ -131,7 +131,7 @@ def _step_outputs(
         for name, (path, entry) in zip(state, pytree.paths(initial), strict=True)
     }
     start = build(dict(zip(state, leaves, strict=True)), leaves).bound.values() if leaves else ()
-    form = pytree.mapped(lambda _: 0, initial) if leaves else {}
+    form = pytree.map_leaves(lambda _: 0, initial) if leaves else {}
     update = UpdateGraph(
         None, tuple(names), tuple(grads), state, form, dict(zip(state, start, strict=True)), {}, owners
     )

@@ -73,14 +73,16 @@ class Bucket(NamedTuple):
     site: NodePlacement = UNPLACED
 
 
-class Cut(NamedTuple):
+class GraphCut(NamedTuple):
     """The segments and buckets of a sharded graph."""
 
     segments: tuple[RankSegment, ...]
     buckets: tuple[Bucket, ...]
 
 
-def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[float] | None = None) -> Cut:
+def cut_segments(
+    model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[float] | None = None
+) -> GraphCut:
     """Return the segments and buckets of a graph from `spmd.lower`, sorted.
 
     A bucket of `bucket_bytes` gets no further value; the default depends on the bytes of all collectives.  If the
@@ -107,7 +109,7 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     segments = tuple(
         _segment(model, nodes, rank, mine, before, site) for (rank, _, before, site), mine in members.items()
     )
-    return Cut(segments, tuple(_bucket(group, sites[group[0]]) for group in groups))
+    return GraphCut(segments, tuple(_bucket(group, sites[group[0]]) for group in groups))
 
 
 def is_collective(node: ir.Node) -> bool:
@@ -236,10 +238,10 @@ def _segment(
     inputs = [v for v in read if v is not None and v.producer() not in inside and v not in weights]
     # Values that only the segment reads stay in its task and are freed with it.
     outputs = [v for v in results if v in ends or not inside.issuperset(v.consumers())]
-    return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before, site)
+    return RankSegment(rank, tuple(mine), _present_names(inputs), _present_names(outputs), before, site)
 
 
-def _named(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
+def _present_names(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
     """Return the names of values, without omitted operands."""
     return tuple(value.name for value in values if value is not None and value.name)
 
@@ -252,8 +254,8 @@ def _bucket(group: list[ir.Node], site: NodePlacement) -> Bucket:
         ranks,
         tuple({name: value.value for name, value in node.attributes.items()} for node in group),
         # Values by collective become values by rank.
-        tuple(map(_named, zip(*(node.inputs for node in group), strict=True))),
-        tuple(map(_named, zip(*(node.outputs for node in group), strict=True))),
+        tuple(map(_present_names, zip(*(node.inputs for node in group), strict=True))),
+        tuple(map(_present_names, zip(*(node.outputs for node in group), strict=True))),
         sum(_bytes(node.inputs[0]) for node in group),
         site,
     )

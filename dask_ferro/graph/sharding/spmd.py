@@ -143,7 +143,7 @@ class _RankGraphWriter:
         if (tensor := _weight(value)) is not None:
             for rank, piece in pieces.items():
                 index = part(self._shape(value), layout, self.mesh, rank)
-                piece.const_value = _cut(tensor, piece, index)
+                piece.const_value = _slice_weight(tensor, piece, index)
                 self.weights.append(piece)
 
     # Nodes.
@@ -268,7 +268,7 @@ def _weight(value: ir.Value) -> ir.TensorProtocol | None:
     return None if value.is_graph_input() else value.const_value
 
 
-def _cut(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -> ir.TensorProtocol:
+def _slice_weight(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -> ir.TensorProtocol:
     """Return a part of a weight, which is sliced when it is read."""
     if piece.shape is None or piece.shape == tensor.shape:
         return tensor

@@ -18,7 +18,7 @@ from dask_ferro.graph.ir.inference import Dim
 Shape = tuple[Dim, ...]
 
 
-def checked_dim(dim: object, name: str) -> Dim:
+def check_dim(dim: object, name: str) -> Dim:
     """Return a dimension of the argument `name`, or raise `InputError` if it is not a dimension."""
     if dim is None or (isinstance(dim, str) and dim):
         return dim
@@ -47,7 +47,7 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
         # A name and a number are refused, and so are two names: they may differ at run time.
         known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
         if len(known) > 1:
-            listed = " and ".join(map(written, shapes))
+            listed = " and ".join(map(format_shape, shapes))
             raise InputError(
                 f"{where}: shapes {listed} do not broadcast: {known[0]!r} against {known[1]!r}; "
                 "reshape one, or give both dimensions one name"
@@ -56,19 +56,19 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
     return tuple(result)
 
 
-def written(shape: Sequence[Dim]) -> str:
+def format_shape(shape: Sequence[Dim]) -> str:
     """Return the shape as text for messages: (N, 4, ?)."""
     inside = ", ".join("?" if dim is None else str(dim) for dim in shape)
     return f"({inside},)" if len(shape) == 1 else f"({inside})"
 
 
-def same(a: Dim, b: Dim) -> bool:
+def same_dim(a: Dim, b: Dim) -> bool:
     """Return whether two dimensions can be equal."""
     return a is None or b is None or a == b
 
 
-def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(map(same, a, b))
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(map(same_dim, a, b))
 
 
 def axis_of(axis: int, rank: int, where: str) -> int:
@@ -101,7 +101,7 @@ def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     names_left = Counter(d for d in old if isinstance(d, str))
     names_left.subtract(d for d in new if isinstance(d, str))
     have, want = math.prod(sizes(old)), math.prod(d for d in sizes(new) if d != -1)
-    fault = f"{where}: {written(old)} and {written(new)} have different numbers of elements"
+    fault = f"{where}: {format_shape(old)} and {format_shape(new)} have different numbers of elements"
     if -1 not in new:
         if have != want or any(names_left.values()):
             raise InputError(f"{fault}; use -1 for the dimension that should take the rest")

@@ -31,7 +31,7 @@ from dask_ferro.graph.tensor.tensor import (
     numbers,
     of_kind,
     promote,
-    widened,
+    widen,
 )
 
 Unary = Callable[[TensorLike], Tensor]
@@ -111,7 +111,7 @@ def _bitwise(name: str, sign: str, op_type: str, logic: str, says: str, shown: s
 
 
 def _log_to(base: int, x: Tensor) -> Tensor:
-    return cast(log(widened(x)) / math.log(base), x.type.dtype)
+    return cast(log(widen(x)) / math.log(base), x.type.dtype)
 
 
 def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
@@ -255,7 +255,7 @@ def log1p(x: TensorLike, /) -> Tensor:
     cancels near 0.
     """
     half = floating(x, "log1p")
-    tensor = widened(half)
+    tensor = widen(half)
     total = 1 + tensor
     # Outside, x - (u - 1) would be inf - inf.
     inside = (total > 0) & (total < math.inf)
@@ -271,7 +271,7 @@ def expm1(x: TensorLike, /) -> Tensor:
     the error of u - 1: Kahan's correction as a sum, whose derivative is right too.
     """
     half = floating(x, "expm1")
-    tensor = widened(half)
+    tensor = widen(half)
     # Farther out exp(x) - 1 loses no digits, and the correction may be infinite.
     near = (tensor > -1) & (tensor < 1)
     small = where(near, tensor, 0.0)
@@ -283,7 +283,7 @@ def expm1(x: TensorLike, /) -> Tensor:
 def _floats(name: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor, ir.DataType]:
     """Return two tensors of one floating point dtype, in float32 if that is half precision; and the dtype."""
     a, b = promote(name, x1, x2)
-    return widened(floating(a, name)), widened(b), a.type.dtype
+    return widen(floating(a, name)), widen(b), a.type.dtype
 
 
 @example("signbit([1.0, -0.0, -2.0]).compute()", "array([False,  True,  True])")

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.model.self_contained import CHECKED, write
+from dask_ferro.graph.model.self_contained import CHECKED_KEY, write
 from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -71,7 +71,7 @@ def build(
     imports = [onnx.helper.make_opsetid("", opsets[""])]
     ir_version = max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports)))
     model = ir.Model(graph, ir_version=ir_version, producer_name="dask_ferro")
-    model.meta[CHECKED] = True
+    model.meta[CHECKED_KEY] = True
     data = {
         str(value.name): source.data if source.tensor is None else source.tensor.numpy()
         for value, source in zip(entries, arguments, strict=True)
@@ -144,7 +144,7 @@ def _by_name(outputs: Outputs) -> dict[str, Tensor]:
     return tensors
 
 
-def reached(tensors: Iterable[Tensor]) -> list[Node]:
+def reachable_nodes(tensors: Iterable[Tensor]) -> list[Node]:
     """Return the nodes that `tensors` depend on, in a topological order."""
     return [origin for origin in _origins(tensors) if isinstance(origin, Node)]
 

@@ -26,7 +26,7 @@ from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES, takes
 from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import bodies, uses
-from dask_ferro.graph.tensor.dims import alike, written
+from dask_ferro.graph.tensor.dims import format_shape, same_shape
 from dask_ferro.graph.tensor.tensor import (
     OPSET,
     Node,
@@ -45,7 +45,7 @@ WIDE = ARITHMETIC_FLOATS - HALVES
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
-class Imported(NamedTuple):
+class ModelTensors(NamedTuple):
     """A model as tensors, by the names of its values."""
 
     inputs: dict[str, Tensor]
@@ -66,17 +66,17 @@ class Readable(NamedTuple):
         return [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
 
 
-def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
+def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> ModelTensors:
     """Return a loaded model's inputs, weights and outputs as tensors; `inputs` are tensors instead of its own inputs.
 
     Raises `InputError` if the model does not have an input, or a tensor has another dtype or shape, and
     `UnsupportedOpError` if a value is not a tensor of known rank, there is control flow, or the opset cannot be
     raised.
     """
-    return record(read(model), inputs)
+    return record(to_readable(model), inputs)
 
 
-def read(model: ir.Model) -> Readable:
+def to_readable(model: ir.Model) -> Readable:
     """Return a model in the form for `record`."""
     raised = _raise_opset(model)
     return Readable(raised, inference.infer(raised))
@@ -96,7 +96,7 @@ def record(
     *,
     weights: Mapping[str, Tensor] | None = None,
     outputs: Sequence[str] | None = None,
-) -> Imported:
+) -> ModelTensors:
     """Return a model's inputs, weights and outputs as tensors.
 
     `inputs` and `weights` are tensors instead of the model's own; all others become arguments and constants.  The
@@ -105,7 +105,7 @@ def record(
     """
     graph, replaced, own = readable.model.graph, inputs or {}, weights or {}
     ends = [str(v.name) for v in graph.outputs] if outputs is None else list(outputs)
-    nodes, needed = needed_by(graph, ends)
+    nodes, needed = find_needed(graph, ends)
     entries = [name for name in readable.inputs if outputs is None or name in needed]
     half = _half(readable.types, {**replaced, **own})
     names = _dimensions(entries, readable.types, replaced, half)
@@ -132,10 +132,10 @@ def record(
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
         else:
             known.update(_outputs(node, known, types, readable.model.opset_imports, half))
-    return Imported(arguments, constants, {name: known[name] for name in ends})
+    return ModelTensors(arguments, constants, {name: known[name] for name in ends})
 
 
-def needed_by(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[str]]:
+def find_needed(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[str]]:
     """Return the nodes of a sorted graph that some values need, in order, and the names of all values around them."""
     nodes, needed = [], set(ends)
     for node in reversed(graph):
@@ -190,11 +190,11 @@ def _dimensions(
         declared = type_.shape or ()
         if tensor is not None:
             known = [dim if isinstance(dim, int) else None for dim in declared]
-            fits = type_.shape is None or alike(known, tensor.shape)
+            fits = type_.shape is None or same_shape(known, tensor.shape)
             dtypes = {type_.dtype, half} if type_.dtype in WIDE else {type_.dtype}
             if tensor.type.dtype not in dtypes or not fits:
                 dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
-                shape = "(...)" if type_.shape is None else written(declared)
+                shape = "(...)" if type_.shape is None else format_shape(declared)
                 raise InputError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
         meant = tensor.shape if tensor is not None and type_.shape is not None else declared
         for dim, new in zip(declared, meant, strict=True):
@@ -253,7 +253,7 @@ def _outputs(
         if node.op_type in _PRODUCTS and takes(domain, node.op_type, opset, narrow):
             dtypes = narrow
             results = tuple(t._replace(dtype=half) if t and t.dtype in WIDE else t for t in results)
-        with regions.written_in(region):
+        with regions.set_region(region):
             pairs = zip(inputs, dtypes, strict=True)
             inputs = tuple(cast(x, dtype) if x is not None and dtype is not None else x for x, dtype in pairs)
     attributes, name = dict(node.attributes), node.name or None

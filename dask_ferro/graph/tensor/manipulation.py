@@ -20,16 +20,16 @@ from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import (
     Shape,
-    alike,
     axes_of,
     axis_of,
     broadcast,
     cut_size,
+    format_shape,
     is_static,
     resolve_shape,
-    same,
+    same_dim,
+    same_shape,
     sizes,
-    written,
 )  # fmt: skip
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.rows import example
@@ -76,8 +76,8 @@ def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
         parts, axis = tuple(reshape(x, (-1,)) for x in parts), 0
     at = axis_of(axis, parts[0].ndim, "concat")
     others = [_replace_dim(part.shape, at, 1) for part in parts]
-    if not all(alike(others[0], shape) for shape in others):
-        listed = ", ".join(written(part.shape) for part in parts)
+    if not all(same_shape(others[0], shape) for shape in others):
+        listed = ", ".join(format_shape(part.shape) for part in parts)
         raise InputError(f"concat: shapes differ in other dimensions than the axis: {listed}")
     along = [part.shape[at] for part in parts]
     known = [next((dim for dim in dims if dim is not None), None) for dims in zip(*others, strict=True)]
@@ -91,7 +91,7 @@ def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[T
     tensor, at = on_axis(x, axis, "split")
     if any(length < 0 for length in lengths):
         raise InputError(f"split: lengths: got {list(lengths)}, wanted whole numbers of at least 0")
-    if not same(tensor.shape[at], sum(lengths)):
+    if not same_dim(tensor.shape[at], sum(lengths)):
         raise InputError(
             f"split: lengths {list(lengths)} do not add up to the {tensor.shape[at]!r} of dimension {at} of"
             f" {tensor!r}"
@@ -170,7 +170,9 @@ def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return `x` broadcast to `shape`: repeated along dimensions of size 1, with new ones in front."""
     tensor, new = asarray(x), tuple(shape)
     if broadcast([tensor.shape, new], "broadcast_to") != new:
-        raise InputError(f"broadcast_to: {written(tensor.shape)} does not broadcast to {written(new)}")
+        raise InputError(
+            f"broadcast_to: {format_shape(tensor.shape)} does not broadcast to {format_shape(new)}"
+        )
     if new == tensor.shape:
         return tensor
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
@@ -250,7 +252,7 @@ def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "squeeze")
     for i in axes:
-        if not same(tensor.shape[i], 1):
+        if not same_dim(tensor.shape[i], 1):
             raise InputError(f"squeeze: dimension {i} of {tensor!r} is {tensor.shape[i]!r}, not 1")
     shape = tuple(dim for i, dim in enumerate(tensor.shape) if i not in axes)
     return emit("Squeeze", [tensor, ints(axes)], shape) if axes else tensor
@@ -267,10 +269,10 @@ def flip(x: TensorLike, /, *, axis: int | Sequence[int] | None = None) -> Tensor
     """Return the elements in reverse order along the axes; None means all of them."""
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "flip")
-    return sliced(tensor, {i: slice(None, None, -1) for i in axes})
+    return slice_dims(tensor, {i: slice(None, None, -1) for i in axes})
 
 
-def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
+def slice_dims(x: Tensor, cuts: dict[int, slice]) -> Tensor:
     """Return `x` with a slice along each of some dimensions, by number."""
     cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
     if not cuts:
@@ -299,11 +301,11 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         return take(x, index, axis=0)
     items = _without_ellipsis(index if isinstance(index, tuple) else (index,), x)
     by_axis = [item for item in items if item is not None]
-    cuts = {axis: _cut(x, axis, item) for axis, item in enumerate(by_axis)}
+    cuts = {axis: _to_slice(x, axis, item) for axis, item in enumerate(by_axis)}
     dropped = [axis for axis, item in enumerate(by_axis) if not isinstance(item, slice)]
     left = [item for item in items if item is None or isinstance(item, slice)]
     new = [position for position, item in enumerate(left) if item is None]
-    return expand_dims(squeeze(sliced(x, cuts), dropped), axis=new)
+    return expand_dims(squeeze(slice_dims(x, cuts), dropped), axis=new)
 
 
 def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
@@ -315,7 +317,7 @@ def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
     return [*items[:at], *[slice(None)] * (x.ndim - used), *items[at + 1 :]]
 
 
-def _cut(x: Tensor, axis: int, item: Any) -> slice:
+def _to_slice(x: Tensor, axis: int, item: Any) -> slice:
     if isinstance(item, slice):
         if item.step == 0:
             raise InputError(f"index: a slice of {x!r} has step 0")
@@ -355,7 +357,7 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) ->
         on_axis(x, axis, "take_along_axis"),
         checked_indices(indices, "take_along_axis"),
     )
-    if not alike(_replace_dim(tensor.shape, at, None), at_indices.shape):
+    if not same_shape(_replace_dim(tensor.shape, at, None), at_indices.shape):
         raise InputError(
             f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} except axis"
             f" {at}; use take to index whole slices"
@@ -464,7 +466,7 @@ def _roll(x: Tensor, by: int, axis: int) -> Tensor:
     cut = size - by % size if size else 0
     if cut in (0, size):
         return x
-    return concat([sliced(x, {axis: slice(cut, None)}), sliced(x, {axis: slice(0, cut)})], axis=axis)
+    return concat([slice_dims(x, {axis: slice(cut, None)}), slice_dims(x, {axis: slice(0, cut)})], axis=axis)
 
 
 @example("unstack([[1, 2], [3, 4]])", "(<Tensor Squeeze: int64(2,)>, <Tensor Squeeze: int64(2,)>)")

@@ -29,10 +29,10 @@ import numpy as np
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.dims import is_static, sizes, written
+from dask_ferro.graph.tensor.dims import format_shape, is_static, sizes
 from dask_ferro.graph.tensor.namespace import sqrt
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, widen
 
 Rate = float | Tensor
 State = Mapping[str, Tree]
@@ -86,20 +86,22 @@ class SGD:
 
     def init(self, params: Tree) -> State:
         """Return zero velocities, one for each parameter; nothing without momentum."""
-        return {"velocity": pytree.mapped(_zeros, params)} if self.momentum else {}
+        return {"velocity": pytree.map_leaves(_zeros, params)} if self.momentum else {}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
         """Return parameters and state after one step, in the form of those before it."""
         parts = _state_of("SGD", params, grads, state, ["velocity"] if self.momentum else [])
         if self.weight_decay:
-            grads = pytree.mapped(lambda w, g: g + self.weight_decay * w, params, grads)
+            grads = pytree.map_leaves(lambda w, g: g + self.weight_decay * w, params, grads)
         if not self.momentum:
-            return pytree.mapped(self._move, params, grads), {}
-        velocity = pytree.mapped(lambda v, g: self.momentum * v + g, parts["velocity"], grads)
+            return pytree.map_leaves(self._move, params, grads), {}
+        velocity = pytree.map_leaves(lambda v, g: self.momentum * v + g, parts["velocity"], grads)
         ahead = (
-            pytree.mapped(lambda v, g: g + self.momentum * v, velocity, grads) if self.nesterov else velocity
+            pytree.map_leaves(lambda v, g: g + self.momentum * v, velocity, grads)
+            if self.nesterov
+            else velocity
         )
-        return pytree.mapped(self._move, params, ahead), {"velocity": velocity}
+        return pytree.map_leaves(self._move, params, ahead), {"velocity": velocity}
 
     def _move(self, w: Tensor, direction: Tensor) -> Tensor:
         return w - _rate(self.lr, w) * direction
@@ -153,7 +155,7 @@ class Adam:
     def init(self, params: Tree) -> State:
         """Return zero moments for each parameter, and a step count (float32: exact up to 16 million)."""
         step = asarray(np.zeros((), np.float32))
-        mean, square = (pytree.mapped(lambda w: _zeros(widened(w)), params) for _ in range(2))
+        mean, square = (pytree.map_leaves(lambda w: _zeros(widen(w)), params) for _ in range(2))
         return {"step": step, "mean": mean, "square": square}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
@@ -162,16 +164,16 @@ class Adam:
         # The count is a tensor, so that one graph serves every step.
         (b1, b2), count = self.betas, parts["step"] + 1.0
         decay = 0.0 if self._is_decoupled else self.weight_decay
-        grads = pytree.mapped(
-            lambda w, g: widened(g) + decay * widened(w) if decay else widened(g), params, grads
+        grads = pytree.map_leaves(
+            lambda w, g: widen(g) + decay * widen(w) if decay else widen(g), params, grads
         )
-        means = pytree.mapped(lambda m, g: b1 * m + (1 - b1) * g, parts["mean"], grads)
-        squares = pytree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), parts["square"], grads)
-        after = pytree.mapped(lambda w, m, v: self._move(w, m, v, count), params, means, squares)
+        means = pytree.map_leaves(lambda m, g: b1 * m + (1 - b1) * g, parts["mean"], grads)
+        squares = pytree.map_leaves(lambda v, g: b2 * v + (1 - b2) * (g * g), parts["square"], grads)
+        after = pytree.map_leaves(lambda w, m, v: self._move(w, m, v, count), params, means, squares)
         return after, {"step": count, "mean": means, "square": squares}
 
     def _move(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
-        wide = widened(w)
+        wide = widen(w)
         (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.lr, wide)
         # Epsilon is added outside the root, as PyTorch does.
         root = sqrt(square / (1 - b2**t)) + self.eps
@@ -222,8 +224,8 @@ def _state_of(
     for label, tree in {"grads": grads, **parts}.items():
         for path, (w, x) in pytree.rows(params, tree) if label != "step" else ():
             if w.shape != x.shape:
-                got = f"got {written(x.shape)}, wanted {written(w.shape)}, the parameter's shape"
-                raise InputError(f"{label} {pytree.named(path)}: {got}")
+                got = f"got {format_shape(x.shape)}, wanted {format_shape(w.shape)}, the parameter's shape"
+                raise InputError(f"{label} {pytree.format_path(path)}: {got}")
     return parts
 
 

@@ -34,14 +34,14 @@ from dask_ferro.graph.tensor.tensor import (
     floating,
     numbers,
     promote,
-    widened,
+    widen,
 )  # fmt: skip
 
 Axis = int | Sequence[int] | None
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 
-def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
+def reduce_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
     ones = [1 if i in axes else dim for i, dim in enumerate(shape)]
     return tuple(dim for i, dim in enumerate(ones) if keepdims or i not in axes)
 
@@ -49,7 +49,7 @@ def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
 def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """Return the output of a node that reduces over `axis`; `x` itself without an axis to reduce over."""
     axes = axes_of(axis, x.ndim, op_type)
-    shape = reduced_shape(x.shape, axes, keepdims)
+    shape = reduce_shape(x.shape, axes, keepdims)
     return emit(op_type, [x, xp.ints(axes)], shape, keepdims=int(keepdims)) if axes else x
 
 
@@ -112,7 +112,7 @@ def std(x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdim
 
 def _wide_var(x: Tensor, axis: Axis, correction: float, keepdims: bool) -> Tensor:
     """Return the variance, in float32 if `x` has half precision: float16 overflows at 256 squared."""
-    wide = widened(x)
+    wide = widen(x)
     # Two passes: the mean of squares minus the square of the mean cancels for large means.
     centred = wide - mean(wide, axis=axis, keepdims=True)
     variance = mean(centred * centred, axis=axis, keepdims=keepdims)
@@ -161,7 +161,7 @@ def _arg(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
         place = _arg(op_type, xp.reshape(x, (-1,)), 0, keepdims)
         return xp.reshape(place, (1,) * x.ndim) if keepdims else place
     at = axis_of(axis, x.ndim, op_type)
-    shape = reduced_shape(x.shape, [at], keepdims)
+    shape = reduce_shape(x.shape, [at], keepdims)
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
 
 
@@ -297,8 +297,8 @@ def diff(
         raise InputError(f"diff: n: got {n!r}, wanted a whole number of at least 0")
     for _ in range(n):
         # A dimension of size 0 has no last element, and its differences are none.
-        before_last = tensor if tensor.shape[at] == 0 else xp.sliced(tensor, {at: slice(None, -1)})
-        tensor = xp.sliced(tensor, {at: slice(1, None)}) - before_last
+        before_last = tensor if tensor.shape[at] == 0 else xp.slice_dims(tensor, {at: slice(None, -1)})
+        tensor = xp.slice_dims(tensor, {at: slice(1, None)}) - before_last
     return tensor
 
 

@@ -27,9 +27,9 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, INTEGER, since, takes
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, INTEGER, first_cast_opset, takes
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
+from dask_ferro.graph.tensor.dims import Shape, broadcast, check_dim, format_shape, is_static, sizes
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
 from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
 from dask_ferro.graph.tensor.rows import example
@@ -53,7 +53,7 @@ TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
 _evaluators: list[Callable[..., Any]] = []
 
 
-def evaluated_by(function: Callable[..., Any]) -> None:
+def set_evaluator(function: Callable[..., Any]) -> None:
     """Install the function that returns values, from a tensor and the arguments of its `compute`."""
     _evaluators.append(function)
 
@@ -183,7 +183,7 @@ class Tensor:
 
     def __repr__(self) -> str:
         label = self.origin.op_type if isinstance(self.origin, Node) else self.origin.name or "constant"
-        return f"<Tensor {label}: {self.dtype.name}{written(self.shape)}>"
+        return f"<Tensor {label}: {self.dtype.name}{format_shape(self.shape)}>"
 
     # Conversions to values are refused.
 
@@ -270,7 +270,7 @@ def input(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, dat
     """
     if not isinstance(name, str) or not name:
         raise InputError(f"input: the name must be a non-empty string, got {name!r}")
-    dims = tuple(checked_dim(dim, name) for dim in shape)
+    dims = tuple(check_dim(dim, name) for dim in shape)
     type_ = TensorType(dtype_of(dtype), dims)
     return Tensor(TensorSource(type_, name, data=data), 0, type_)
 
@@ -292,14 +292,14 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
         return values if dtype is None else cast(values, dtype_of(dtype))
     if hasattr(values, "__dask_graph__"):
         lazy: Any = values
-        return bound_to(lazy if dtype is None else lazy.astype(dtype), name)
+        return bind_argument(lazy if dtype is None else lazy.astype(dtype), name)
     is_onnx = isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray)
     tensor: ir.TensorProtocol = values if is_onnx else _to_onnx(values, dtype)  # type: ignore[assignment]  # of the check above
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
     return Tensor(TensorSource(type_, name, tensor), 0, type_)
 
 
-def bound_to(array: Any, name: str | None = None) -> Tensor:
+def bind_argument(array: Any, name: str | None = None) -> Tensor:
     # dask gives an unknown chunk size as NaN.
     dims = tuple(None if math.isnan(n) else int(n) for n in array.shape)
     type_ = TensorType(dtype_of(array.dtype), dims)
@@ -339,7 +339,7 @@ def emit_all(
     dtypes = [None if x is None else x.type.dtype for x in inputs]
     if not HALVES.isdisjoint(dtypes) and (op_type in _WIDE or not takes("", op_type, opset, dtypes)):
         wide = [t._replace(dtype=ir.DataType.FLOAT) if t.dtype in HALVES else t for t in types]
-        wide_inputs = [x if x is None else widened(x) for x in inputs]
+        wide_inputs = [x if x is None else widen(x) for x in inputs]
         outputs = emit_all(op_type, wide_inputs, wide, opset=opset, **attributes)
         return tuple(cast(y, type_.dtype) for y, type_ in zip(outputs, types, strict=True))
     attributes = {name: value for name, value in attributes.items() if value is not None}
@@ -424,10 +424,10 @@ def cast(x: Tensor, dtype: ir.DataType) -> Tensor:
     """Return `x` in `dtype`; `x` itself if it has that dtype."""
     if x.type.dtype == dtype:
         return x
-    opset = max(OPSET, since(dtype), since(x.type.dtype))
+    opset = max(OPSET, first_cast_opset(dtype), first_cast_opset(x.type.dtype))
     return elementwise("Cast", x, dtype, to=int(dtype), opset=opset)
 
 
-def widened(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """Return `x` in float32 if it is half precision, for squares, sums and small differences."""
     return cast(x, ir.DataType.FLOAT) if x.type.dtype in HALVES else x

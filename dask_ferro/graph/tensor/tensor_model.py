@@ -30,9 +30,9 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.model.original import Original
-from dask_ferro.graph.tensor.dims import sizes, written
-from dask_ferro.graph.tensor.from_model import WIDE, Readable, constant, needed_by, read, record
-from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, bound_to, constant_of
+from dask_ferro.graph.tensor.dims import format_shape, sizes
+from dask_ferro.graph.tensor.from_model import WIDE, Readable, constant, find_needed, record, to_readable
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, bind_argument, constant_of
 from dask_ferro.words import few
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
@@ -57,9 +57,9 @@ _LAYER_INPUTS: _Places = {
 }  # fmt: skip
 # Names that PyTorch's exporters use for values that they computed: folded constants, and weights that they transposed
 # or merged.
-_COUNTED = re.compile(r"(onnx::\w+?_\d+|val_\d+|.*_output_\d+|\d+)")
+_EXPORTER_NAME = re.compile(r"(onnx::\w+?_\d+|val_\d+|.*_output_\d+|\d+)")
 # Names that a message lists: a network has hundreds.
-_SHOWN = 3
+_MAX_NAMES = 3
 
 
 class Weight(NamedTuple):
@@ -125,7 +125,7 @@ class TrainableModel:
 
     @cached_property
     def _needed(self) -> tuple[list[ir.Node], set[str]]:
-        return needed_by(self.readable.model.graph, self.ends)
+        return find_needed(self.readable.model.graph, self.ends)
 
     @property
     def _entries(self) -> list[str]:
@@ -147,7 +147,7 @@ class TrainableModel:
         shapes = [sizes(weight.type.shape) for weight in self.weights.values() if not weight.fixed]
         count = f"{len(shapes)} parameters, {sum(map(math.prod, shapes)):,} numbers"
         inputs, outputs = (
-            ", ".join(f"{name} {_written(type_)}" for name, type_ in types.items())
+            ", ".join(f"{name} {_format_type(type_)}" for name, type_ in types.items())
             for types in (self.inputs, self.outputs)
         )
         return f"<TrainableModel {self.name!r}: {inputs} -> {outputs}; {count}>"
@@ -226,7 +226,7 @@ class TrainableModel:
             if got != own and not is_half:
                 swapped = got.shape == own.shape[::-1] and len(got.shape) == 2
                 remedy = "; transpose it: this file's layout is (in, out)" if swapped else ""
-                problems.append(f"{name!r}: got {_written(got)}, wanted {_written(own)}{remedy}")
+                problems.append(f"{name!r}: got {_format_type(got)}, wanted {_format_type(own)}{remedy}")
         return problems
 
     def until(self, *names: str) -> TrainableModel:
@@ -236,7 +236,7 @@ class TrainableModel:
         if wrong or not names:
             nearest = wrong and f"it computes no value {wrong[0]!r}; {_nearest(wrong[0], known)}"
             raise InputError(f"until: model {self.name!r}: {nearest or 'got no name'}")
-        _, needed = needed_by(self.readable.model.graph, names)
+        _, needed = find_needed(self.readable.model.graph, names)
         weights = {name: weight for name, weight in self.weights.items() if name in needed}
         return replace(self, ends=names, weights=weights)
 
@@ -282,7 +282,7 @@ def tensor_model(loaded: Loaded, name: str) -> TrainableModel:
     """Return a loaded model, with its original, as a function of tensors; raises errors like `from_model`."""
     original = loaded.original
     assert original is not None
-    readable = read(loaded.model)
+    readable = to_readable(loaded.model)
     # The graph as it was loaded: ONNX's converter of old models writes other nodes.
     graph, has_named_scalars = loaded.model.graph, original.proto.producer_name == "pytorch"
     weights = {}
@@ -303,7 +303,7 @@ def _ends(loaded: Loaded) -> tuple[str, ...]:
 def _bound(value: Value) -> Tensor:
     # The argument has no name, so that one graph may call a model on several arrays.
     is_lazy = isinstance(value, Tensor) or hasattr(value, "__dask_graph__")
-    return asarray(value) if is_lazy else bound_to(np.asarray(value))
+    return asarray(value) if is_lazy else bind_argument(np.asarray(value))
 
 
 def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
@@ -315,8 +315,8 @@ def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
     return values
 
 
-def _written(type_: TensorType) -> str:
-    return f"{type_.dtype.numpy().name}{written(type_.shape)}"
+def _format_type(type_: TensorType) -> str:
+    return f"{type_.dtype.numpy().name}{format_shape(type_.shape)}"
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def _weight(value: ir.Value, type_: TensorType, has_named_scalars: bool) -> Weig
         if uses and all(index in places.get(op_type, ()) for op_type, index in uses):
             return Weight(type_, reason, False)
     is_of_a_layer = any(index in _LAYER_INPUTS.get(op_type, ()) for op_type, index in uses)
-    if _COUNTED.fullmatch(str(value.name)) and not is_of_a_layer:
+    if _EXPORTER_NAME.fullmatch(str(value.name)) and not is_of_a_layer:
         return Weight(type_, "a constant that the exporter folded", True)
     # PyTorch's exporters number the constants that they create, so a scalar with a name is a parameter.
     return Weight(type_, "" if type_.shape or has_named_scalars else "a scalar", True)
@@ -344,16 +344,16 @@ def _choose(weights: Mapping[str, Weight], train: Patterns | None, freeze: Patte
     problems: list[str] = []
     names = set(usual) if train is None else set[str]()
     for pattern in _patterns(train):
-        matches = [pattern] if pattern in weights else _matching(pattern, usual)
+        matches = [pattern] if pattern in weights else _match_names(pattern, usual)
         problems += _problems("train", pattern, matches, weights)
         names.update(matches)
     for pattern in _patterns(freeze):
-        matches = _matching(pattern, weights)
+        matches = _match_names(pattern, weights)
         problems += [] if matches else _problems("freeze", pattern, matches, weights)
         names.difference_update(matches)
     if not names and not problems:
         problems = [
-            f"nothing is left to train of {_listed(usual)}; freeze less"
+            f"nothing is left to train of {_list_names(usual)}; freeze less"
             if usual
             else "its file has no weight to train (values of Constant nodes are constants)"
         ]
@@ -366,7 +366,7 @@ def _patterns(patterns: Patterns | None) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns or ())
 
 
-def _matching(pattern: str, names: Collection[str]) -> list[str]:
+def _match_names(pattern: str, names: Collection[str]) -> list[str]:
     return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
 
 
@@ -374,7 +374,7 @@ def _problems(argument: str, pattern: str, matches: list[str], weights: Mapping[
     where = f"{argument}={pattern!r}"
     if matches:
         return [f"{where}: {weights[name].fixed}" for name in matches if not weights[name].is_trainable]
-    if others := _matching(pattern, weights):
+    if others := _match_names(pattern, weights):
         return [f"{where} matches only {others[0]!r} ({weights[others[0]].fixed})"]
     return [f"{where} matches none of its {len(weights)} weights; {_nearest(pattern, weights)}"]
 
@@ -382,9 +382,9 @@ def _problems(argument: str, pattern: str, matches: list[str], weights: Mapping[
 def _nearest(name: str, names: Iterable[str]) -> str:
     """Return the names most like one that does not exist, as the end of a message."""
     known = list(names)
-    close = difflib.get_close_matches(name, known, _SHOWN, cutoff=0.5)
-    return f"nearest: {', '.join(map(repr, close))}" if close else f"there are {_listed(known)}"
+    close = difflib.get_close_matches(name, known, _MAX_NAMES, cutoff=0.5)
+    return f"nearest: {', '.join(map(repr, close))}" if close else f"there are {_list_names(known)}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return few(map(repr, names), most=_SHOWN) or "none"
+def _list_names(names: Sequence[str]) -> str:
+    return few(map(repr, names), most=_MAX_NAMES) or "none"

@@ -142,7 +142,7 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
         If variables are missing, dimensions do not fit the axes, or coordinates differ between inputs.
     """
     xr = sys.modules.get("xarray")
-    named = None if xr is None else _named(given, sig, xr, title)
+    named = None if xr is None else _labelled_by_name(given, sig, xr, title)
     if xr is None or named is None:
         if dims is not None:
             raise InputError(f"{title}: dims={dims!r} names dimensions of xarray inputs, and no input is one")
@@ -154,7 +154,7 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
         )
     problems: list[str] = []
     labelled = {
-        spec.name: _ordered(spec, named[spec.name], order, problems)
+        spec.name: _order_dims(spec, named[spec.name], order, problems)
         for spec in sig.inputs
         if isinstance(named[spec.name], xr.DataArray)
     }
@@ -182,7 +182,7 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
     return arrays, LabelledInputs(labelled, title, given if isinstance(given, xr.Dataset) else None)
 
 
-def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
+def _labelled_by_name(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
     if isinstance(given, xr.Dataset):
         missing = [s for s in sig.inputs if s.name not in given.variables]
         if missing:
@@ -204,7 +204,7 @@ def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any]
     return by_name(sig, given, title) if any(isinstance(value, xr.DataArray) for value in values) else None
 
 
-def _ordered(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, problems: list[str]) -> Any:
+def _order_dims(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, problems: list[str]) -> Any:
     """Return an array with its dimensions in the order of the input's axes; problems are added to `problems`."""
     rank, order = len(spec.shape or ()), array.dims
     if dims is not None:

@@ -17,7 +17,9 @@ from dask_ferro.lower.signature import Signature
 Frame = Any
 
 
-def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, object], title: str) -> Frame:
+def map_partitions(
+    model: Any, table: Frame, sig: Signature, options: Mapping[str, object], title: str
+) -> Frame:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 
     An option of the call that is not None is refused, because partitions are the batches.
@@ -47,10 +49,10 @@ def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, 
     # One value for all tasks: a model without a file is sent with its weights.
     key = f"ferro-partition-{tokenize(model.digest, tuple(model.outputs), model.name)}"
     predict = delayed(model.predict, name=key, traverse=False)
-    return table.map_partitions(predicted, predict, meta=meta)
+    return table.map_partitions(predict_partition, predict, meta=meta)
 
 
-def predicted(part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
+def predict_partition(part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
     """Return the results of a partition."""
     return predict(part)
 

@@ -20,13 +20,13 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import InputError
 from dask_ferro.graph.model.load import Loaded, digest_of
-from dask_ferro.lower.layer import Feed, Key, of_future
+from dask_ferro.lower.layer import Key, TaskInput, future_input
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.upstream import Alias, DataNode
 
 logger = logging.getLogger(__name__)
 # By client, because the workers of another cluster may see other paths.
-_asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+_answers: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 # Dask warns of graphs above 10 MB.
 LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
 
@@ -60,7 +60,7 @@ class ModelCopy(DataNode):
         return Alias, (self.key, self.future.key)
 
 
-def copy_for(loaded: Loaded, path: str, client: Any) -> Feed | None:
+def copy_for(loaded: Loaded, path: str, client: Any) -> TaskInput | None:
     """Return the content of a model as a task's result, or None when all workers see its path.
 
     Dask stores the content, and sends it to another worker if one is lost.
@@ -71,7 +71,7 @@ def copy_for(loaded: Loaded, path: str, client: Any) -> Feed | None:
     # While its future exists, it is the same task.  The function is one that workers have in any case.
     with dask.config.set(LARGE_GRAPHS):
         future = client.submit(np.asarray, content, key=f"ferro-model-{loaded.digest}")
-    return of_future(future)._replace(layers={future.key: {future.key: ModelCopy(future.key, future)}})
+    return future_input(future)._replace(layers={future.key: {future.key: ModelCopy(future.key, future)}})
 
 
 def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, Any] | None:
@@ -151,7 +151,7 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
 
 
 def _all_see(client: Any, path: str) -> bool:
-    known = _asked.setdefault(client, {})
+    known = _answers.setdefault(client, {})
     if path not in known:
         answers = ask_workers(client, os.path.exists, path).values()
         # There is no worker yet, or one hangs: the answer is not stored.

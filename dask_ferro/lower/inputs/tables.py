@@ -26,14 +26,14 @@ import numpy as np
 
 from dask_ferro.errors import InputError
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, converted
+from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, convert
 from dask_ferro.lower.upstream import infers_meta
 from dask_ferro.words import few
 
 _LIBRARIES = frozenset(("pandas", "polars", "pyarrow", "modin", "cudf"))
 _NAMES_SHOWN = 8
 # Models whose caller was warned that they take columns in the order of the table.
-_warned: WeakSet[PreparedModel] = WeakSet()
+_models_warned: WeakSet[PreparedModel] = WeakSet()
 
 
 class TableForm(NamedTuple):
@@ -74,11 +74,11 @@ def table_of(model: PreparedModel, given: Any) -> TableInputs | None:
             raise
         # Only the types of Dask's made-up rows matter, and only the first row has no missing values.
         table = read_table(given.iloc[[0] * len(given)].set_axis(given.index, axis=0), model.signature, title)
-    if table is not None and table.by_position and model not in _warned:
-        _warned.add(model)
+    if table is not None and table.by_position and model not in _models_warned:
+        _models_warned.add(model)
         warnings.warn(
             f"{title}: it does not name its columns, so the table's are taken in their order"
-            f" ({_listed(table.by_position)}); the results are wrong if it was trained on another order. "
+            f" ({_list_columns(table.by_position)}); the results are wrong if it was trained on another order. "
             " Write the names into the model to have columns taken by name,"
             " onnx.helper.set_model_props(proto,"
             f' {{"{FEATURE_NAMES}": json.dumps(names)}}), or pass table.to_numpy()',
@@ -99,7 +99,7 @@ def _is_series(value: object) -> bool:
     )
 
 
-def _labelled(value: Any, title: str) -> Any:
+def _label_columns(value: Any, title: str) -> Any:
     """Return a table with names as labels of its columns; raises `InputError` if two have one name."""
     labels = getattr(value, "column_names", None) or getattr(value, "columns", None)
     if labels is None or callable(labels):
@@ -125,11 +125,11 @@ def read_table(given: Any, sig: Signature, title: str) -> TableInputs | None:
         If columns are missing or do not fit (all are listed), or the value has rows or columns but is not a table.
     """
     if isinstance(given, Mapping) and any(map(_is_series, given.values())):
-        given = _joined(given, title)
+        given = _join_columns(given, title)
     frame = None
     # A LazyFrame has to compute its columns.
     if _is_of_a_library(given) and not hasattr(given, "collect"):
-        frame = nw.from_native(_labelled(given, title), pass_through=True, eager_only=True)
+        frame = nw.from_native(_label_columns(given, title), pass_through=True, eager_only=True)
     if not isinstance(frame, nw.DataFrame):
         got, remedy = _form_of(given, sig)
         if got and all(spec.kind == "tensor" for spec in sig.inputs):
@@ -174,15 +174,15 @@ def columns_for(
         if not unknown or _tells_positions(columns):
             return {spec.name: list(columns if unknown else spec.columns or columns)}
         raise InputError(
-            f"{title}: the table has no column for {_listed(unknown)} of input {spec.name!r}, only"
-            f" {_listed(columns)}; name the columns as the model's {FEATURE_NAMES}, or pass an array in"
+            f"{title}: the table has no column for {_list_columns(unknown)} of input {spec.name!r}, only"
+            f" {_list_columns(columns)}; name the columns as the model's {FEATURE_NAMES}, or pass an array in"
             " their order"
         )
     missing = [s for s in sig.inputs if s.name not in columns]
     if missing:
         raise InputError(
             f"{title}: the table has no column for {', '.join(f'input {s.name!r}' for s in missing)}, only"
-            f" {_listed(columns)}; name the columns as the inputs, or pass a dict of arrays by input:"
+            f" {_list_columns(columns)}; name the columns as the inputs, or pass a dict of arrays by input:"
             f" {'; '.join(map(str, sig.inputs))}"
         )
     return {s.name: s.name for s in sig.inputs}
@@ -203,7 +203,7 @@ def _tells_positions(columns: Sequence[str]) -> bool:
     return list(columns) in (counted[:-1], counted[1:])
 
 
-def described(sig: Signature) -> str:
+def describe_columns(sig: Signature) -> str:
     """Return how a table's columns are mapped, for a repr."""
     if not sig.inputs:
         return "none"
@@ -253,7 +253,7 @@ def _input(
     wanted = spec.shape[1] if spec.shape else None
     if isinstance(wanted, int) and len(columns) != wanted:
         problems.append(
-            f"the table has {len(columns)} columns ({_listed(columns)}), and input {spec.name!r} takes"
+            f"the table has {len(columns)} columns ({_list_columns(columns)}), and input {spec.name!r} takes"
             f" {wanted}, in the order of its training: pass only these, model(table[[...]]), or keep= the"
             " others in ff.predict_files"
         )
@@ -282,13 +282,13 @@ def _plain(frame: nw.DataFrame, columns: Sequence[str], spec: ValueSpec) -> np.n
 def _values(column: nw.Series, spec: ValueSpec, problems: list[str]) -> np.ndarray:
     """Return a column as an array of the input's dtype; problems are added to `problems`."""
     try:
-        return _converted(column, spec, f"column {column.name!r} for input {spec.name!r}")
+        return _convert_column(column, spec, f"column {column.name!r} for input {spec.name!r}")
     except InputError as error:
         problems.append(str(error))
         return np.empty(0)
 
 
-def _converted(column: nw.Series, spec: ValueSpec, what: str) -> np.ndarray:
+def _convert_column(column: nw.Series, spec: ValueSpec, what: str) -> np.ndarray:
     if spec.kind != "tensor" or spec.dtype is None:
         raise InputError(
             f"{what}: the input is not a tensor of a known dtype ({spec}); pass it by name, without a table"
@@ -299,7 +299,7 @@ def _converted(column: nw.Series, spec: ValueSpec, what: str) -> np.ndarray:
             f"{what} has {missing} missing values, which {spec} cannot hold: fill or drop them first"
         )
     if spec.dtype != np.dtype(object):
-        return converted(spec, _numbers(column), f"{what} ({column.dtype})")
+        return convert(spec, _numbers(column), f"{what} ({column.dtype})")
     # Whether all items are texts is checked with the inputs of the call.
     return np.asarray(column, dtype=object)
 
@@ -343,7 +343,7 @@ def lists_as_array(column: Any, what: str) -> np.ndarray:
         array = array.flatten()
 
 
-def _joined(given: Mapping[str, Any], title: str) -> Any:
+def _join_columns(given: Mapping[str, Any], title: str) -> Any:
     """Return a mapping of columns as a table of their library."""
     others = [name for name, value in given.items() if not _is_series(value)]
     if others:
@@ -418,5 +418,5 @@ def empty_results(sig: Signature) -> dict[str, np.ndarray]:
     return results
 
 
-def _listed(columns: Sequence[str]) -> str:
+def _list_columns(columns: Sequence[str]) -> str:
     return few(map(repr, columns), most=_NAMES_SHOWN)

@@ -20,8 +20,8 @@ from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel, with_defaults_replaced
 from dask_ferro.lower.signature import (
     Signature,
-    checked_arrays,
-    fixed_batch,
+    batch_remedy,
+    call_arrays,
     is_dask_array,
     may_carry,
     shape_of,
@@ -105,16 +105,16 @@ def bind(
     if names:
         model = with_defaults_replaced(model, names)
     sig, title = model.signature, f"model {model.name!r}"
-    batch_size = checked_batch(batch_size, title)
-    arrays = checked_arrays(sig, given, title)
+    batch_size = check_batch_size(batch_size, title)
+    arrays = call_arrays(sig, given, title)
     # The inputs that carry the batch have to be known before chunks are created or read.
     is_cut = batch_size is not None or any(map(is_dask_array, arrays.values()))
     model = with_batched(model, arrays, batch_inputs, is_cut=is_cut)
-    arrays = _rechunked(arrays, model.signature.carried, batch_size)
+    arrays = _rechunk(arrays, model.signature.carried, batch_size)
     return BoundModel(model, arrays, _row_chunks(model.signature, arrays, batch_size), granularity)
 
 
-def checked_batch(batch_size: Any, title: str) -> int | None:
+def check_batch_size(batch_size: Any, title: str) -> int | None:
     """Return `batch_size` as an int, or None; raise `InputError` if it is not a number of rows."""
     if batch_size is None:
         return None
@@ -143,8 +143,8 @@ def with_batched(
     """
     sig = opened.signature
     if names is not None:
-        return opened.with_batch(_checked(sig, names, f"model {opened.name!r}"))
-    alike = _alike(sig, arrays) if is_cut and not isinstance(sig.batch, int) else []
+        return opened.with_batch(_check_names(sig, names, f"model {opened.name!r}"))
+    alike = _same_length_inputs(sig, arrays) if is_cut and not isinstance(sig.batch, int) else []
     if not alike:
         return opened
     found: list[Collection[Finding]] = []
@@ -175,7 +175,7 @@ def refuse_sure(name: str, found: Collection[Finding]) -> None:
         )
 
 
-def _alike(sig: Signature, arrays: Mapping[str, Any]) -> list[str]:
+def _same_length_inputs(sig: Signature, arrays: Mapping[str, Any]) -> list[str]:
     """Return the inputs whose axis 0 has another name or none, and as many rows as the batch."""
     rows = {name: _rows(arrays[name]) for name in arrays}
     wanted = next((rows[name] for name in sig.carried if rows[name] is not None), None)
@@ -191,7 +191,7 @@ def _rows(value: Any) -> float | None:
     return shape[0] if shape[0] == shape[0] else -len(value.chunks[0])
 
 
-def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, ...]:
+def _check_names(sig: Signature, names: Collection[str], title: str) -> tuple[str, ...]:
     if not isinstance(names, Collection):
         raise InputError(
             f"{title}: batch_inputs={names!r}, wanted names of inputs:"
@@ -223,7 +223,7 @@ def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, .
 # ---- chunks --------------------------------------------------------------------------------------------------
 
 
-def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch_size: int | None) -> dict[str, Any]:
+def _rechunk(arrays: Mapping[str, Any], names: Collection[str], batch_size: int | None) -> dict[str, Any]:
     """Return the inputs; the dask arrays among these names have chunks of `batch_size` rows.
 
     If there are any, all dask arrays have one chunk along the other axes, because a task reads whole rows.
@@ -294,4 +294,4 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch_size: int | Non
 
 def _remedy(sig: Signature) -> str:
     """Return how to export a model without its fixed batch."""
-    return next((fixed_batch(spec) for spec in sig.inputs if spec.name in sig.carried), "")
+    return next((batch_remedy(spec) for spec in sig.inputs if spec.name in sig.carried), "")

@@ -23,13 +23,13 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
-from dask_ferro.lower.inputs.partitions import partitioned
+from dask_ferro.lower.inputs.partitions import map_partitions
 from dask_ferro.lower.inputs.tables import TableForm, table_of
-from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, with_batched
+from dask_ferro.lower.model.bound import BoundModel, bind, check_batch_size, with_batched
 from dask_ferro.lower.model.render import facts_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.lower.portable import portable
-from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopened
+from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopen
 from dask_ferro.lower.prepared.store import is_temporary
 from dask_ferro.lower.signature import Signature, ValueSpec, comes_later, shape_of, synthetic
 from dask_ferro.lower.worker.models import ModelRef
@@ -99,7 +99,7 @@ def from_onnx(
     >>> ff.from_onnx("classifier.onnx", outputs="label")         # doctest: +SKIP
     """
     config.check()
-    wanted = _checked_granularity(granularity)
+    wanted = _check_granularity(granularity)
     made = Model(open_model(model, outputs=outputs), CallDefaults(batch_size, batch_inputs, wanted))
     return made if inputs is None else made(inputs)
 
@@ -112,7 +112,7 @@ class CallDefaults(NamedTuple):
     granularity: Granularity = "auto"
 
 
-def _checked_granularity(granularity: Any) -> Granularity:
+def _check_granularity(granularity: Any) -> Granularity:
     if granularity in _GRANULARITIES:
         return granularity  # type: ignore[no-any-return]
     if isinstance(granularity, (int, float)) and not isinstance(granularity, bool) and granularity > 0:
@@ -149,7 +149,7 @@ class Model(DaskMethodsMixin):
     def __init__(self, opened: PreparedModel, defaults: CallDefaults) -> None:
         self._opened = opened
         self._defaults = defaults._replace(
-            batch_size=checked_batch(defaults.batch_size, f"model {opened.name!r}")
+            batch_size=check_batch_size(defaults.batch_size, f"model {opened.name!r}")
         )
 
     # -- what it is ----------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Model(DaskMethodsMixin):
         options = {"batch_size": batch_size, "batch_inputs": batch_inputs, "dims": dims}
         table = args[0] if len(args) == 1 and not named else None
         if type(table).__module__.startswith("dask.dataframe") and getattr(table, "ndim", 0) == 2:
-            return partitioned(self, table, self._opened.signature, options, self._title)
+            return map_partitions(self, table, self._opened.signature, options, self._title)
         bound, labels, _ = self._bound(args, named, options)
         made = outputs_of(bound, live_client())
         if labels is None:
@@ -418,10 +418,10 @@ class Model(DaskMethodsMixin):
 
 
 def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> Model:
-    return Model(reopened(ref, content, name), defaults)
+    return Model(reopen(ref, content, name), defaults)
 
 
-def opened_of(model: Model) -> PreparedModel:
+def prepared_of(model: Model) -> PreparedModel:
     """Return the loaded model of a graph, its signature and plans, for code that shows, compares or streams it."""
     return model._opened
 

@@ -108,7 +108,7 @@ def inventory(
     """
     loaded = load(path, limits=limits())
     sig = signature(loaded.model, infer(loaded.model))
-    rows, types = _at(loaded, sig, batch, path)
+    rows, types = _types_at(loaded, sig, batch, path)
     cost, rated = model_cost(loaded.model, types), support(loaded.model)
     # A node that no engine computes is a row of the inventory, not an error: the inventory has to show it.
     problems = tuple(s.problem for s in rated if s.problem)
@@ -148,7 +148,9 @@ def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
     return chosen
 
 
-def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[int, Mapping[str, ValueType]]:
+def _types_at(
+    loaded: Loaded, sig: Signature, batch: int | None, path: str
+) -> tuple[int, Mapping[str, ValueType]]:
     # An open batch is priced for one row, so that costs of models compare.
     if isinstance(sig.batch, str):
         return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})

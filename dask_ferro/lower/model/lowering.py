@@ -27,28 +27,28 @@ from tlz import merge
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import InputError
-from dask_ferro.flow.task_cost import CALL, TaskCost, guessed_cost
+from dask_ferro.flow.task_cost import CALL, TaskCost, guess_cost
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
 from dask_ferro.graph.ir.nodes import value_bytes
-from dask_ferro.lower.annotations import ByHead, about
+from dask_ferro.lower.annotations import ByHead, task_annotation
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import (
-    Feed,
     Key,
     KeySeries,
     KeysOrValue,
     LazyLayer,
     Literal,
     RunLengths,
+    TaskInput,
     TaskSeries,
-    embedded,
-    feed,
+    embed_input,
+    task_input,
 )
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.portable import PortableCall, PortableTask
 from dask_ferro.lower.signature import Dim, comes_later
 from dask_ferro.lower.upstream import List, TaskRef
-from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, joined, pick, shape_at, together_by_name
+from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, join_chunks, pick, shape_at, together_by_name
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import ABOUT
 
@@ -59,7 +59,7 @@ def outputs_of(bound: BoundModel, client: Any) -> Any:
     The client asks its workers whether they see the model's file.
     """
     tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
-    feeds = _feeds(bound, lambda name, value, rows: feed(name, value, rows, tokens[name]))
+    feeds = _feeds(bound, lambda name, value, rows: task_input(name, value, rows, tokens[name]))
     copy = None if client is None else copy_for(bound.model.loaded, bound.model.ref.path, client)
     made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True)
     return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)
@@ -68,11 +68,11 @@ def outputs_of(bound: BoundModel, client: Any) -> Any:
 def values_of(bound: BoundModel) -> dict[str, Any]:
     """Return the outputs of a model on its inputs by name, computed in this process."""
     # No other graph has these keys, so they need not depend on the content of the inputs.
-    made = lower(bound, _feeds(bound, embedded), None, None, are_arrays=False)
+    made = lower(bound, _feeds(bound, embed_input), None, None, are_arrays=False)
     return assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
 
 
-def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], Feed]) -> list[Feed]:
+def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], TaskInput]) -> list[TaskInput]:
     """Return the inputs as tasks read them; `of` builds each from its name, its value, and the rows of its chunks."""
     sig = bound.model.signature
     return [
@@ -85,7 +85,7 @@ def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], F
 
 
 @dataclass(frozen=True)
-class Lowered:
+class ModelGraph:
     """A Dask graph of a model on its inputs, and the places of its outputs."""
 
     graph: HighLevelGraph
@@ -116,8 +116,8 @@ class Lowered:
 
 
 def lower(
-    bound: BoundModel, feeds: Sequence[Feed], copy: Feed | None, tokens: object, *, are_arrays: bool
-) -> Lowered:
+    bound: BoundModel, feeds: Sequence[TaskInput], copy: TaskInput | None, tokens: object, *, are_arrays: bool
+) -> ModelGraph:
     """Return the Dask graph of a model on its inputs.
 
     `copy` is the model's content, for workers that cannot see its file, and `tokens` identifies the inputs.
@@ -145,7 +145,7 @@ def lower(
         )
         for ref, keys, bundle in zip(refs, series, bundles, strict=True)
     ]
-    annotations = {**_about(bound, series), **dask.get_annotations()}  # type: ignore[attr-defined]
+    annotations = {**_region_annotation(bound, series), **dask.get_annotations()}  # type: ignore[attr-defined]
     layer = LazyLayer(tasks, annotations or None)
     sources = bound.plan.outputs
     name = series[sources[0].bundle].head[0] if sources else f"ferro-{token}"
@@ -153,7 +153,7 @@ def lower(
     layers = merge(*(one.layers for one in below), {name: layer})
     tops = {one.top for one in below if one.top is not None}
     needs = merge(*(one.dependencies for one in below), {name: tops})
-    return Lowered(HighLevelGraph(layers, needs), name, token, series, bound)
+    return ModelGraph(HighLevelGraph(layers, needs), name, token, series, bound)
 
 
 def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRef:
@@ -212,7 +212,7 @@ def _sizes(bound: BoundModel, name: str, first: int) -> Sizes:
     return tuple(d if isinstance(d, int) and axis >= first else None for axis, d in enumerate(shape))
 
 
-def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
+def _region_annotation(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     """Return the annotation that names each bundle's regions; {} for a graph without regions."""
     loaded = bound.model.loaded
     if not loaded.has_regions:
@@ -220,13 +220,13 @@ def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     nodes = list(loaded.model.graph)
     found = ByHead()
     for keys, bundle in zip(series, bound.plan.bundles, strict=True):
-        found[keys.head] = tuple(about(nodes[i] for i in bundle.nodes))
+        found[keys.head] = tuple(task_annotation(nodes[i] for i in bundle.nodes))
     return {ABOUT: found}
 
 
 def _cost(bound: BoundModel, bundle: Bundle) -> TaskCost:
     """Return the projected cost of a bundle."""
-    return guessed_cost(bundle.seconds, sum(value_bytes(bound.sized.types[name]) for name in bundle.outputs))
+    return guess_cost(bundle.seconds, sum(value_bytes(bound.sized.types[name]) for name in bundle.outputs))
 
 
 def _origin(source: ValueSource) -> tuple[int, int]:
@@ -238,7 +238,9 @@ def _origins(bundle: Bundle) -> list[tuple[int, int]]:
     return list(dict.fromkeys(_origin(s) for s in bundle.sources))
 
 
-def _arguments(bundle: Bundle, feeds: Sequence[Feed], series: Sequence[KeySeries]) -> tuple[KeysOrValue, ...]:
+def _arguments(
+    bundle: Bundle, feeds: Sequence[TaskInput], series: Sequence[KeySeries]
+) -> tuple[KeysOrValue, ...]:
     return tuple(
         feeds[index].source if number == MODEL_INPUT else series[number] for number, index in _origins(bundle)
     )
@@ -280,7 +282,7 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
     __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
     __dask_scheduler__ = staticmethod(da.Array.__dask_scheduler__)
 
-    def __init__(self, made: Lowered) -> None:
+    def __init__(self, made: ModelGraph) -> None:
         self._arrays = {name: _output(made, i) for i, name in enumerate(made.places)}
         self._made = made
 
@@ -335,11 +337,11 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
         return Outputs(replace(self._made, graph=held, layer_name=name))
 
 
-def _output(made: Lowered, index: int) -> Any:
+def _output(made: ModelGraph, index: int) -> Any:
     bound, sig = made.bound, made.bound.model.signature
     spec, shape = sig.outputs[index], bound.sized.types[sig.outputs[index].name].shape
     if spec.dtype is None or shape is None:
-        return _delayed(made, index)
+        return _to_delayed(made, index)
     if bound.rows is not None and not (shape and (sig.fixed_rows or _may_have(shape[0], bound.rows))):
         raise InputError(
             f"model {bound.model.name!r}: output {spec} does not carry the batch axis, so it cannot be"
@@ -362,11 +364,11 @@ def _output(made: Lowered, index: int) -> Any:
     elif name not in made.graph.layers:
         # A dask array is named after a layer: here an empty one, over the layer that has its keys.
         top = MaterializedLayer({})
-    graph = made.graph if top is None else _over(made, name, top)
+    graph = made.graph if top is None else _add_layer(made, name, top)
     return da.Array(graph, name, tuple(sizes), dtype=spec.dtype)
 
 
-def _picks(made: Lowered, index: int, series: KeySeries, *, is_open: bool) -> list[TaskSeries]:
+def _picks(made: ModelGraph, index: int, series: KeySeries, *, is_open: bool) -> list[TaskSeries]:
     """Return tasks that pick one output of a bundle; if its axes are open, they compare it with the first chunk."""
     (source, place), chunks, model = made.source(index), made.bound.chunks, made.bound.model
     picked = (source, Literal((place,)))
@@ -380,15 +382,15 @@ def _picks(made: Lowered, index: int, series: KeySeries, *, is_open: bool) -> li
     ]
 
 
-def _delayed(made: Lowered, index: int) -> Delayed:
+def _to_delayed(made: ModelGraph, index: int) -> Delayed:
     (source, place), model = made.source(index), made.bound.model
     name = f"ferro-output-{made.token}-{index}"
     parts = List(*(TaskRef(source.at(chunk)) for chunk in range(made.bound.chunks)))
-    task = PortableTask(name, joined, parts, place, model.name, model.signature.outputs[index].name)
-    return Delayed(name, _over(made, name, MaterializedLayer({name: task})))
+    task = PortableTask(name, join_chunks, parts, place, model.name, model.signature.outputs[index].name)
+    return Delayed(name, _add_layer(made, name, MaterializedLayer({name: task})))
 
 
-def _over(made: Lowered, name: str, top: Layer) -> HighLevelGraph:
+def _add_layer(made: ModelGraph, name: str, top: Layer) -> HighLevelGraph:
     """Return the graph with a layer on top of the bundles' layer."""
     layers, needs = made.graph.layers, made.graph.dependencies
     return HighLevelGraph({**layers, name: top}, {**needs, name: {made.layer_name}})
@@ -408,4 +410,4 @@ def assemble(
 ) -> dict[str, Any]:
     """Return outputs by name, from the values of `Lowered.keys` and the positions of `Lowered.places`."""
     made = zip(places.items(), results, strict=True)
-    return together_by_name({name: joined(values, place, model, name) for (name, place), values in made})
+    return together_by_name({name: join_chunks(values, place, model, name) for (name, place), values in made})

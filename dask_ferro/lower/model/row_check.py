@@ -18,7 +18,7 @@ import numpy as np
 from dask_ferro.errors import InputError
 from dask_ferro.lower.model.bound import IN_ONE_TASK, BoundModel, refuse_sure
 from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.signature import ValueSpec, made_up, may_carry, shape_of
+from dask_ferro.lower.signature import ValueSpec, made_up_array, may_carry, shape_of
 
 # Rows that are tried, and in which pieces: a single row, which a model may treat as no batch at all, and several.
 # Even and odd numbers, because a value that depends on the number of rows may depend only on its parity.
@@ -51,7 +51,7 @@ def check_rows(opened: PreparedModel, arrays: Mapping[str, Any]) -> None:
     if not found or opened in _tried_models:
         return
     reasons = "; ".join(dict.fromkeys(f.why for f in found))
-    seen = _tried(opened, arrays)
+    seen = _try_rows(opened, arrays)
     if seen:
         raise InputError(
             f"model {opened.name!r}: its rows depend on each other: {seen} (reason: {reasons}); {IN_ONE_TASK}"
@@ -65,7 +65,7 @@ def check_rows(opened: PreparedModel, arrays: Mapping[str, Any]) -> None:
     )
 
 
-def _tried(opened: PreparedModel, arrays: Mapping[str, Any]) -> str | None:
+def _try_rows(opened: PreparedModel, arrays: Mapping[str, Any]) -> str | None:
     """Run a few rows together and in pieces; return the difference as text, None if there is none or nothing ran."""
     # Dask's arrays are imported with the first call.
     from dask_ferro.lower.model.lowering import values_of
@@ -97,7 +97,7 @@ def _tried(opened: PreparedModel, arrays: Mapping[str, Any]) -> str | None:
         parts = [run({**rows, **dict(zip(sig.carried, cut, strict=True))}) for cut in zip(*cuts, strict=True)]
     except Exception:  # noqa: BLE001 - any failure is reported
         return f"{total} rows run together, and one of them on its own does not"
-    differ = [name for name in whole if not _same(whole[name], [part[name] for part in parts])]
+    differ = [name for name in whole if not _are_close(whole[name], [part[name] for part in parts])]
     return f"{', '.join(map(repr, differ))} of {total} rows differ when they are cut" if differ else None
 
 
@@ -111,10 +111,10 @@ def _rows(spec: ValueSpec, given: Any, rows: int | None) -> Any:
     if shape is not None:
         # Dask's unknown sizes are nan.
         spec = spec._replace(shape=tuple(int(d) if d == d else 1 for d in shape))
-    return made_up(spec, rows)
+    return made_up_array(spec, rows)
 
 
-def _same(whole: Any, parts: Sequence[Any]) -> bool:
+def _are_close(whole: Any, parts: Sequence[Any]) -> bool:
     """Whether the parts together equal the whole, except for the order of sums."""
     if isinstance(whole, list):
         joined = list(chain.from_iterable(parts))

@@ -17,16 +17,16 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines.cache import Cache
-from dask_ferro.engines.selection import Support, supported
+from dask_ferro.engines.selection import Support, check_support
 from dask_ferro.errors import InputError
 from dask_ferro.graph.batch_independence import dependence
 from dask_ferro.graph.bundling.plan import Granularity, Plan, plan
 from dask_ferro.graph.cost.roofline import ModelCost, model_cost
 from dask_ferro.graph.ir.inference import Inference, ValueType
-from dask_ferro.graph.model.load import Loaded, load_own
+from dask_ferro.graph.model.load import Loaded, load_built
 from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
-from dask_ferro.lower.prepared.remote import fetched, is_address
+from dask_ferro.lower.prepared.remote import fetch_model, is_address
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
 from dask_ferro.lower.worker.models import ModelRef, limits, load_once, reference, remember
@@ -37,9 +37,9 @@ _WORTH_CUTTING_S = 0.02
 # Rows are followed in batches of these sizes: a prime is hardly the size of something else, and never both are.
 _FOLLOWED_ROWS = (251, 509)
 # Values stored for each model: a few for each combination of the inputs' shapes; users have few combinations.
-_KEPT = 256
+_MAX_VALUES = 256
 # Models of other processes that stay open.
-_REOPENED = 8
+_MAX_REOPENED = 8
 _T = TypeVar("_T")
 
 
@@ -52,10 +52,10 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
     if isinstance(source, (str, os.PathLike)):
         loaded = load_once(source, outputs)
         assert loaded.path is not None
-        return _prepared(loaded, loaded.path, name)
+        return _prepare(loaded, loaded.path, name)
     if isinstance(source, ir.Model):
-        loaded = load_own(source, limits())
-        return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
+        loaded = load_built(source, limits())
+        return _prepare(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
     loaded = load_once(source, outputs)
     is_message = isinstance(source, onnx.ModelProto)
@@ -67,13 +67,13 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
         loaded = load_once(path, loaded.outputs or None)
-    return _prepared(loaded, path, name or loaded.model.graph.name or "model")
+    return _prepare(loaded, path, name or loaded.model.graph.name or "model")
 
 
 def read_source(source: Any) -> tuple[Any, str]:
     """Return a caller's model, read from its address if it has one, and the name of its file; "": no file."""
     if isinstance(source, str) and is_address(source):
-        return fetched(source), PurePosixPath(source.partition("?")[0]).stem
+        return fetch_model(source), PurePosixPath(source.partition("?")[0]).stem
     return source, Path(source).stem if isinstance(source, (str, os.PathLike)) else ""
 
 
@@ -104,10 +104,10 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
 
 
 # Each task of a worker that unpickles a model gets the model that is already open.
-_reopened: Cache[PreparedModel] = Cache(_REOPENED, size=None)
+_open_models: Cache[PreparedModel] = Cache(_MAX_REOPENED, size=None)
 
 
-def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
+def reopen(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """Return a model that another process had open, opened once in this one.
 
     `content` is the file's content, if the file is removed with the process that wrote it.
@@ -120,15 +120,15 @@ def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     if content is not None:
         ref = reference(spool(content), ref.digest, ref.outputs)
     loaded = opened_model(ref)
-    return _reopened.get(
-        (ref, name), lambda: _prepared(loaded, ref.path, name), lambda kept: kept.loaded is loaded
+    return _open_models.get(
+        (ref, name), lambda: _prepare(loaded, ref.path, name), lambda kept: kept.loaded is loaded
     )
 
 
-def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
+def _prepare(loaded: Loaded, path: str, name: str) -> PreparedModel:
     """Return a loaded model with its signature and engines, known to the tasks of this process too."""
     inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
-    found = supported(loaded.model, f"cannot run model {name!r}")
+    found = check_support(loaded.model, f"cannot run model {name!r}")
     return PreparedModel(
         loaded, name, remember(loaded, path), inference, signature(loaded.model, inference.types()), found
     )
@@ -249,7 +249,7 @@ class PreparedModel:
         kept = self._by_shape
         if key not in kept:
             made = make()
-            if len(kept) >= _KEPT:
+            if len(kept) >= _MAX_VALUES:
                 del kept[next(iter(kept))]
             kept[key] = made
         return kept[key]  # type: ignore[no-any-return]

@@ -25,9 +25,9 @@ _LOGIN = re.compile(r"[^/@:]*:.*@|[^/@]*@", re.DOTALL)
 # A host with a port, whose path may have an "@".
 _PORT = re.compile(r"[^/@:]*:\d{1,5}(?:[/?#]|$)")
 # In a key of an object a question mark is a letter, unless it begins what looks like a query.
-_SIGNED = re.compile(r"\?[\w.%-]+=[^/]*$")
+_SIGNATURE = re.compile(r"\?[\w.%-]+=[^/]*$")
 # The answers of web servers that have nothing at an address.
-_GONE = (404, 410)
+_NO_FILE_STATUS = (404, 410)
 
 
 class Address(str):
@@ -71,7 +71,7 @@ def _link_without_secrets(link: str) -> str:
     if not slashes:
         return link
     rest = rest[len(_login(link)) :]
-    rest = re.split(r"[?#]", rest, maxsplit=1)[0] if kind_of(link) in _WEB else _SIGNED.sub("", rest)
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0] if kind_of(link) in _WEB else _SIGNATURE.sub("", rest)
     return f"{scheme}://{rest}"
 
 
@@ -132,7 +132,7 @@ def web_failure(error: BaseException, address: str) -> str | None:
     while status is None and error.__cause__ is not None:
         error = error.__cause__
         status = getattr(error, "status", None)
-    if isinstance(error, FileNotFoundError) or status in _GONE:
+    if isinstance(error, FileNotFoundError) or status in _NO_FILE_STATUS:
         return None
     if status is not None:
         return f"its server answers with status {status} ({getattr(error, 'message', '') or 'no reason'})"
@@ -150,7 +150,7 @@ def missing_package(what: str, address: str, error: ImportError) -> InputError:
     )
 
 
-def fetched(address: str) -> bytes:
+def fetch_model(address: str) -> bytes:
     """Return the content at an address, read by this process once; workers are sent it.
 
     Raises

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from dask_ferro.engines.collectives import flat_piece, joined, piece, reduced, unflattened
+from dask_ferro.engines.collectives import flat_piece, join_pieces, piece, reduce_arrays, unflatten
 from dask_ferro.graph.sharding.segments import Bucket
 
 Form = Literal["star", "exchange"]
@@ -144,11 +144,11 @@ def combine(ref: Collectives, *arrays: Any) -> tuple[Any, ...]:
     """Return the arrays of all ranks, or one share of each, combine."""
     rows = zip(ref.attributes, zip(*arrays, strict=True), strict=True)
     if (axis := {"AllGather": "axis", "AllToAll": "concat_axis"}.get(ref.kind)) is not None:
-        return tuple(joined(terms, how[axis]) for how, terms in rows)
-    return tuple(reduced(terms, how["reduction"]) for how, terms in rows)
+        return tuple(join_pieces(terms, how[axis]) for how, terms in rows)
+    return tuple(reduce_arrays(terms, how["reduction"]) for how, terms in rows)
 
 
 def join_shares(arrays: Any, *parts: Any) -> tuple[Any, ...]:
     """Return whole arrays, joined from their shares, in the shapes of this rank's input arrays."""
     rows = zip(*parts, strict=True)
-    return tuple(unflattened(row, own.shape) for own, row in zip(arrays, rows, strict=True))
+    return tuple(unflatten(row, own.shape) for own, row in zip(arrays, rows, strict=True))

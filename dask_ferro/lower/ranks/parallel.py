@@ -153,7 +153,7 @@ def parallelize(
         if optimizer is not None and params is not None:
             update = update_graph(optimizer, params, model.params, model.grads)
     # Tensors are not sent to workers.
-    form = None if params is None else pytree.mapped(lambda _: 0, params)
+    form = None if params is None else pytree.map_leaves(lambda _: 0, params)
     return Pipeline(
         model,
         order,

@@ -28,7 +28,7 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import one_rank_step, plan_workers, shard_step, shard_update
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import LOSS, Staged
+from dask_ferro.graph.pipeline.stages import LOSS, StageModel
 from dask_ferro.graph.pipeline.update import UpdateGraph, next_name
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor import pytree
@@ -45,13 +45,13 @@ from dask_ferro.lower.signature import (
     ValueSpec,
     as_array,
     by_name,
+    call_arrays,
     check_arrays,
-    checked_arrays,
     shape_of,
 )
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 
-_NAMED = "name in batch_inputs=[...] the inputs that carry the batch, if not these"
+_NAME_INPUTS = "name in batch_inputs=[...] the inputs that carry the batch, if not these"
 
 
 class RankGraphs(NamedTuple):
@@ -78,7 +78,7 @@ class Pipeline:
 
     def __init__(
         self,
-        model: Staged,
+        model: StageModel,
         schedule: Schedule,
         form: Any,
         *,
@@ -116,7 +116,7 @@ class Pipeline:
         # Written as in the tree: "state['step']".
         self._state = _uncut(
             [
-                specs[name]._replace(name=f"state{pytree.named(path)}")
+                specs[name]._replace(name=f"state{pytree.format_path(path)}")
                 for name, (path, _) in zip(state, places, strict=True)
             ]
         )
@@ -266,7 +266,7 @@ class Pipeline:
                 )
             lengths[name] = shape[0]
         if len(set(lengths.values())) > 1:
-            raise InputError(f"parallelize: got rows {lengths}, wanted one number; {_NAMED}")
+            raise InputError(f"parallelize: got rows {lengths}, wanted one number; {_NAME_INPUTS}")
         return next(iter(lengths.values()), 0)
 
     def _micro_rows(self, rows: int) -> int:
@@ -281,7 +281,7 @@ class Pipeline:
             raise InputError(
                 f"parallelize: got {rows} rows of {', '.join(sorted(self.batch))}, wanted a multiple of the"
                 f" {m} micro-batches, which have the same rows: pass such a batch, or change micro_batches;"
-                f" {_NAMED}"
+                f" {_NAME_INPUTS}"
             )
         return rows // m
 
@@ -289,7 +289,7 @@ class Pipeline:
         """Return parameters and the optimizer's state by name, checked."""
         names, update = self._model.params, self._update
         if params is not None:
-            arrays = checked_arrays(
+            arrays = call_arrays(
                 self._params, tuple(_leaves_like(self._params_form, params, "params")), "parallelize"
             )
         elif missing := [name for name in names if name not in self._model.bound]:
@@ -305,7 +305,7 @@ class Pipeline:
         # The initial state is sent like any input, but only for the first step.
         if state is None:
             return arrays | update.start
-        held = checked_arrays(self._state, tuple(_leaves_like(update.form, state, "state")), "parallelize")
+        held = call_arrays(self._state, tuple(_leaves_like(update.form, state, "state")), "parallelize")
         return arrays | dict(zip(update.state, held.values(), strict=True))
 
     # ---- graphs of ranks ---------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def _leaves_like(form: Any, values: Any, what: str) -> list[Any]:
     is_named = isinstance(form, Mapping)
     fits = isinstance(values, Mapping) == is_named and hasattr(values, "__len__") and len(values) == len(form)
     if not fits or (is_named and values.keys() != form.keys()):
-        raise InputError(f"parallelize: {what}: got {_sketch(values)}, wanted its form, {_sketch(form)}")
+        raise InputError(f"parallelize: {what}: got {_sketch(values)}, wanted {_sketch(form)}, its form")
     pairs = [(form[k], values[k]) for k in form] if is_named else list(zip(form, values, strict=True))
     return list(chain.from_iterable(_leaves_like(part, value, what) for part, value in pairs))
 

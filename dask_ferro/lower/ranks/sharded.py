@@ -16,14 +16,14 @@ from dask.base import DaskMethodsMixin, get_scheduler, tokenize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dask_ferro.engines.collectives import joined, reduced
+from dask_ferro.engines.collectives import join_pieces, reduce_arrays
 from dask_ferro.errors import InputError
 from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.client import client_of, written_for
+from dask_ferro.lower.client import client_of, use_client
 from dask_ferro.lower.inputs.shipping import LARGE_GRAPHS
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, annotations_of
@@ -252,7 +252,7 @@ def gather(arrays: Tree, **kwargs: Any) -> Tree:
         return arrays
     schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=values)
     client = client_of(schedule)
-    with written_for(client), dask.config.set(LARGE_GRAPHS):
+    with use_client(client), dask.config.set(LARGE_GRAPHS):
         # Results that exist, or are being computed, need no graph.
         held = None if kwargs else _futures_of(values, client)
         if held is not None:
@@ -338,7 +338,7 @@ def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int
     grid = list(parts)
     for placement, size in reversed([*zip(layout, sizes, strict=True)]):
         rows = [grid[i : i + size] for i in range(0, len(grid), size)]
-        grid = [_one(row, placement) for row in rows]
+        grid = [_join_row(row, placement) for row in rows]
     return grid[0]
 
 
@@ -365,7 +365,7 @@ def _item(value: Any, index: int) -> Any:
     return value if index < 0 else value[index]
 
 
-def _one(row: Sequence[Any], placement: Placement) -> Any:
+def _join_row(row: Sequence[Any], placement: Placement) -> Any:
     if isinstance(placement, Shard):
-        return joined(row, placement.dim)
-    return reduced(row, placement.reduction) if isinstance(placement, Partial) else row[0]
+        return join_pieces(row, placement.dim)
+    return reduce_arrays(row, placement.reduction) if isinstance(placement, Partial) else row[0]

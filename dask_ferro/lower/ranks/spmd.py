@@ -19,11 +19,11 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.engines.selection import check, support
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.model.load import load_own
-from dask_ferro.graph.model.self_contained import CHECKED
+from dask_ferro.graph.model.load import load_built
+from dask_ferro.graph.model.self_contained import CHECKED_KEY
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Spmd
-from dask_ferro.graph.sharding.segments import Cut, is_collective
+from dask_ferro.graph.sharding.segments import GraphCut, is_collective
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.store import spool
@@ -76,8 +76,8 @@ class Ranks(RankFunction):
         is_packed: bool = False,
     ) -> None:
         # Its source has been checked.
-        spmd.model.meta[CHECKED] = True
-        loaded = load_own(spmd.model, limits())
+        spmd.model.meta[CHECKED_KEY] = True
+        loaded = load_built(spmd.model, limits())
         path = spool(loaded.content or b"")
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
@@ -108,7 +108,7 @@ class Ranks(RankFunction):
         return cls(applied.spmd(follow=follow, dims=dims), workers=applied.workers)
 
     @property
-    def pieces(self) -> Cut:
+    def pieces(self) -> GraphCut:
         """The graph's segments and buckets."""
         return self.source.pieces
 

@@ -25,8 +25,8 @@ from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.pipeline.action import KIND_NAMES
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders_of
-from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
-from dask_ferro.lower.annotations import about
+from dask_ferro.graph.sharding.segments import Bucket, GraphCut, RankSegment, cut_segments, is_collective
+from dask_ferro.lower.annotations import task_annotation
 from dask_ferro.lower.layer import EMBED_BYTES
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -65,9 +65,9 @@ class RankSource:
     _bundles: dict[tuple[Any, ...], BundleRef] = field(default_factory=dict)
 
     @cached_property
-    def pieces(self) -> Cut:
+    def pieces(self) -> GraphCut:
         """The graph's segments and buckets."""
-        return cut(self.model, seconds=self.seconds)
+        return cut_segments(self.model, seconds=self.seconds)
 
     @cached_property
     def about(self) -> Mapping[tuple[str, ...], tuple[Any, ...]]:
@@ -76,7 +76,7 @@ class RankSource:
         makers = {value.name: node for node in filter(is_collective, nodes) for value in node.outputs}
         pieces = [(s.outputs, map(nodes.__getitem__, s.nodes), s.site) for s in self.pieces.segments]
         pieces += [(b.makes[0], map(makers.__getitem__, b.makes[0]), b.site) for b in self.pieces.buckets]
-        return {names: tuple(about(own)._replace(stage=site.stage)) for names, own, site in pieces}
+        return {names: tuple(task_annotation(own)._replace(stage=site.stage)) for names, own, site in pieces}
 
     @cached_property
     def readers(self) -> Mapping[str, NodePlacement]:

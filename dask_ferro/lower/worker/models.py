@@ -15,10 +15,10 @@ from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.model.load import Limits, Loaded, load_opened
-from dask_ferro.graph.model.source import Source, opened
+from dask_ferro.graph.model.source import Source, open_source
 
 # Maximum number of open models: each holds its weights, or maps large weights (ferro.limits.mapped-above).
-MODELS_KEPT = 8
+MAX_MODELS = 8
 
 
 class ModelRef(NamedTuple):
@@ -48,7 +48,7 @@ def limits() -> Limits:
 
 
 # The models that this process has opened, by reference, and by content.
-_models: Cache[Loaded] = Cache(MODELS_KEPT, size=None)
+_models: Cache[Loaded] = Cache(MAX_MODELS, size=None)
 # Two by content, which may be large.
 _sources: Cache[Loaded] = Cache(2, size=None)
 
@@ -56,7 +56,7 @@ _sources: Cache[Loaded] = Cache(2, size=None)
 def load_once(source: Source, outputs: object = None) -> Loaded:
     """Return a model as `load` does; one that this process has loaded from the same bytes is not loaded again."""
     bounds = limits()
-    with opened(source, bounds.mapped_above) as file:
+    with open_source(source, bounds.mapped_above) as file:
         build = partial(load_opened, file, bounds, outputs)
         if file.mapped:
             return build()
@@ -65,7 +65,7 @@ def load_once(source: Source, outputs: object = None) -> Loaded:
         return kept if kept.content is None else replace(kept, path=file.path)
 
 
-def _kept(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
+def _open_once(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
     """Return the open model of `ref`; `build` opens it the first time and after a mapped file has changed."""
     return _models.get(ref, build, lambda loaded: loaded.files.are_unchanged())
 
@@ -73,7 +73,7 @@ def _kept(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
 def remember(loaded: Loaded, path: str) -> ModelRef:
     """Return the reference of an opened model at `path`; tasks of this process do not load it again."""
     ref = reference(path, loaded.digest, loaded.outputs)
-    _kept(ref, lambda: loaded)
+    _open_once(ref, lambda: loaded)
     return ref
 
 
@@ -85,7 +85,7 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
     InputError
         If the file is missing, or is no longer the file that the graph was built from.
     """
-    return _kept(ref, lambda: _open(ref, copy))
+    return _open_once(ref, lambda: _open(ref, copy))
 
 
 def _open(ref: ModelRef, copy: Any) -> Loaded:

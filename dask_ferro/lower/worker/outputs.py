@@ -181,7 +181,7 @@ def _length(value: Any) -> int | None:
 # ---- memory of their own -----------------------------------------------------------------------------------
 
 
-def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+def copy_shared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Return the results, copied if they may share memory with an input, a weight or an earlier result.
 
     Parameters
@@ -191,12 +191,12 @@ def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
         The values from which they were computed.
     """
     taken = list(_arrays(inputs))
-    return tuple([_own(result, taken) for result in results])
+    return tuple([_copy_result(result, taken) for result in results])
 
 
-def _own(result: Any, taken: list[np.ndarray]) -> Any:
+def _copy_result(result: Any, taken: list[np.ndarray]) -> Any:
     if isinstance(result, list):
-        return [_own(item, taken) for item in result]
+        return [_copy_result(item, taken) for item in result]
     if type(result) is not np.ndarray:
         return result
     # A weight is read-only, and so is a view in which one element appears in several places.
@@ -228,17 +228,17 @@ class Outputs(tuple[Any, ...]):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unstacked, (stacked(self),)
+        return unstack_arrays, (stack_arrays(self),)
 
 
 class NamedOutputs(dict[str, Any]):
     """The results of a task, by name; unpickled, they are a plain dict."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (list(self), Outputs(self.values()))
+        return _name_outputs, (list(self), Outputs(self.values()))
 
 
-def together(results: Sequence[Any]) -> tuple[Any, ...]:
+def pack_results(results: Sequence[Any]) -> tuple[Any, ...]:
     """Return `results` as a tuple with a compact pickle; a tuple of device arrays stays as it is."""
     return Outputs(results) if _are_arrays(results) else tuple(results)
 
@@ -252,14 +252,14 @@ def _are_arrays(values: Iterable[Any]) -> bool:
     return all(type(v) is np.ndarray for v in values)
 
 
-def _named(names: list[str], values: Outputs) -> dict[str, Any]:
+def _name_outputs(names: list[str], values: Outputs) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-def stacked(arrays: Sequence[np.ndarray]) -> list[Stack]:
+def stack_arrays(arrays: Sequence[np.ndarray]) -> list[Stack]:
     """Return arrays with their positions, small ones of one dtype and shape as a stack.
 
-    >>> unstacked(stacked([np.arange(2), np.zeros(1), np.ones(2, int)]))
+    >>> unstack_arrays(stack_arrays([np.arange(2), np.zeros(1), np.ones(2, int)]))
     (array([0, 1]), array([0.]), array([1, 1]))
     """
     places: dict[Hashable, list[int]] = {}
@@ -272,8 +272,8 @@ def stacked(arrays: Sequence[np.ndarray]) -> list[Stack]:
     ]
 
 
-def unstacked(stacks: Sequence[Stack]) -> Outputs:
-    """Return the arrays that `stacked` packed."""
+def unstack_arrays(stacks: Sequence[Stack]) -> Outputs:
+    """Return the arrays that `stack_arrays` packed."""
     found = {i: stack if len(at) == 1 else stack[k, ...] for at, stack in stacks for k, i in enumerate(at)}
     return Outputs(found[i] for i in range(len(found)))
 
@@ -281,7 +281,7 @@ def unstacked(stacks: Sequence[Stack]) -> Outputs:
 # ---- chunks put together -----------------------------------------------------------------------------------
 
 
-def joined(values: Sequence[Any], place: int | None, model: str, output: str) -> Any:
+def join_chunks(values: Sequence[Any], place: int | None, model: str, output: str) -> Any:
     """Return the chunks of one output as one array, or list; each is the item of a value at a place, or the value."""
     parts = list(values) if place is None else [value[place] for value in values]
     if len(parts) == 1:

@@ -50,8 +50,8 @@ from dask_ferro.errors import ModelError, UnsupportedOpError
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
 from dask_ferro.lower.signature import LateInputs, shape_of
-from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
-from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, together, unshared
+from dask_ferro.lower.worker.models import MAX_MODELS, ModelRef, open_model
+from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, copy_shared, pack_results
 
 # Minimum projected seconds of a run whose session has threads: starting threads has a cost.
 WORTH_THREADS_S = 1e-3
@@ -148,7 +148,7 @@ def run_bundle(
     # Engines treat a numpy scalar (a sum, `x[()]`) as an array without axes.
     arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
     try:
-        compiled = _compiled(model, bundle, copy, residency)
+        compiled = _compile(model, bundle, copy, residency)
         if residency is None and bundle.late:
             arrays = compiled.inputs.checked(arrays, model.path)
         results = _results(compiled.run, model, bundle, arrays, copy, on_host=residency is None)
@@ -162,11 +162,11 @@ def run_bundle(
     if bundle.check is not None:
         by_name = dict(zip(bundle.inputs, arrays, strict=True))
         check_outputs(
-            bundle.check, results, by_name, rows, lambda s: _inferred(open_model(model, copy).model, s)
+            bundle.check, results, by_name, rows, lambda s: _infer_types(open_model(model, copy).model, s)
         )
     if residency is None:
-        results = unshared(results, arrays)
-    return results[0] if len(results) == 1 else together(results)
+        results = copy_shared(results, arrays)
+    return results[0] if len(results) == 1 else pack_results(results)
 
 
 def _results(
@@ -190,8 +190,8 @@ def _results(
     return _by_rows(run, arrays, bundle) if bundle.split else run(*arrays)
 
 
-@lru_cache(maxsize=MODELS_KEPT)
-def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
+@lru_cache(maxsize=MAX_MODELS)
+def _infer_types(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
     """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
     return infer(model, shapes={n: s for n, s in shapes if s is not None}, trusts_declared=False)
 
@@ -213,7 +213,7 @@ def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[An
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
     # An empty chunk still has the shapes of its outputs.
     if total == 0:
-        one = [_filled(a, 1) if cut else a for a, cut in zip(arrays, carried, strict=True)]
+        one = [_fill_rows(a, 1) if cut else a for a, cut in zip(arrays, carried, strict=True)]
         return tuple(out[:0] for out in run(*one))
     parts = [
         run(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
@@ -233,14 +233,14 @@ def _reads_nothing(arrays: Iterable[Any]) -> bool:
 def _run_on_nothing(run: Compute, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """Return what a bundle computes from arrays some of which have no elements."""
     try:
-        one, three = (run(*[_filled(value, rows) for value in arrays]) for rows in _MADE_UP_ROWS)
+        one, three = (run(*[_fill_rows(value, rows) for value in arrays]) for rows in _MADE_UP_ROWS)
     except Exception:  # noqa: BLE001 - made-up rows may not fit sizes that come from other bundles
         return run(*arrays)
     made = tuple(map(_without_rows, one, three))
     return run(*arrays) if any(value is None for value in made) else made
 
 
-def _filled(value: Any, rows: int) -> Any:
+def _fill_rows(value: Any, rows: int) -> Any:
     """Return an array with made-up rows along its axes without elements; every other value unchanged."""
     if type(value) is not np.ndarray or value.size:
         return value
@@ -262,7 +262,7 @@ def _without_rows(one: Any, three: Any) -> Any:
 # ---- the compiled bundle -----------------------------------------------------------------------------------
 
 
-class _Compiled(NamedTuple):
+class _CompiledBundle(NamedTuple):
     """A bundle as this process runs it, the check of its inputs that are the model's, and the bytes that it holds."""
 
     run: Executable
@@ -271,11 +271,11 @@ class _Compiled(NamedTuple):
 
 
 @cache
-def _bundles() -> Cache[_Compiled]:
+def _bundles() -> Cache[_CompiledBundle]:
     return Cache(config.value("cache.bytes"), Returns())
 
 
-def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> _Compiled:
+def _compile(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> _CompiledBundle:
     """Return the compiled bundle, built again if a file that it maps was touched; changed content raises an error."""
     settings = SessionSettings(
         intra_op_threads() if bundle.parallel else 1,
@@ -285,7 +285,7 @@ def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency 
     )
     provider = None if residency is None else session_provider(residency.device)
 
-    def build() -> _Compiled:
+    def build() -> _CompiledBundle:
         model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
         if residency is None:
             run = compile_bundle(model, *names, bundle.engines, settings)
@@ -293,7 +293,7 @@ def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency 
             run = compile_on_device(
                 model, *names, residency, settings=settings, down=bundle.down, provider=provider
             )
-        return _Compiled(run, LateInputs(model, bundle.inputs, bundle.split), run.nbytes)
+        return _CompiledBundle(run, LateInputs(model, bundle.inputs, bundle.split), run.nbytes)
 
     # All settings that a compiled bundle depends on: after a change of them, a new bundle is compiled.
     key = (
@@ -323,7 +323,7 @@ def current_device() -> Residency | None:
     if not _is_chosen:
         with _choosing:
             if not _is_chosen:
-                use_device(_detected())
+                use_device(_detect_device())
     return ProcessDevice.residency
 
 
@@ -348,7 +348,7 @@ def session_provider(device: Device) -> str | None:
     return None if (allowed == "auto" and provider == HOST) or not works(provider) else provider
 
 
-def _detected() -> Device | None:
+def _detect_device() -> Device | None:
     wanted = config.value("worker.device")
     if wanted == "cpu" or (wanted != "gpu" and this_worker() is None):
         return None

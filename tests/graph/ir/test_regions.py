@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region, region_of, written_in
+from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region, region_of, set_region
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
@@ -104,7 +104,7 @@ def test_a_function_may_be_a_region():
 
 
 def test_a_region_may_be_taken_up_again():
-    with written_in(Region("layer1", BACKWARD)):
+    with set_region(Region("layer1", BACKWARD)):
         node = next(iter(to_model(xp.exp(input("x", (2,)))).graph))
     assert region_of(node) == ("layer1", "backward")
     assert node.name == "backward/layer1/Exp_0"

@@ -20,16 +20,16 @@ from dask_ferro.engines.array.kernel import (
     Fn,
     Kernel,
     Op,
-    along,
     axis_shape,
     from_front,
-    only,
-    reading,
+    index_at,
+    one_of,
     row,
+    row_of,
 )
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, INTEGER, NUMERIC, WIDE
 
-_AT = {"add": "add", "max": "maximum", "min": "minimum"}
+_UFUNCS = {"add": "add", "max": "maximum", "min": "minimum"}
 # Dtypes that CuPy's `ufunc.at` supports, because CUDA has atomics for them.
 _EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
 _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
@@ -39,7 +39,7 @@ def _gather(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 0)
     # A single constant index, such as the index of a shape's first dimension, is a view.
     if 1 in op.constants and op.constants[1].ndim == 0 and axis >= 0:
-        at = along(axis, int(op.constants[1]))
+        at = index_at(axis, int(op.constants[1]))
         return lambda x, indices: x[at]
 
     def fn(x: Array, indices: Array) -> Array:
@@ -90,7 +90,7 @@ def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, red
     elif unsigned:
         xp.add.at(y.view(xp.uint64), at, updates.view(xp.uint64))
     else:
-        getattr(xp, _AT[reduction]).at(y, at, updates)
+        getattr(xp, _UFUNCS[reduction]).at(y, at, updates)
     return y
 
 
@@ -127,7 +127,7 @@ def _tensor_scatter(
     return _scatter(xp, cache, tuple(at), update, "none")
 
 
-_known_reduction = only("reduction", ("none", *_AT), "none")
+_known_reduction = one_of("reduction", ("none", *_UFUNCS), "none")
 
 
 def _one_hot(xp: Namespace, op: Op, depths: tuple[int, ...]) -> Fn:
@@ -159,7 +159,7 @@ def _top_k(xp: Namespace, op: Op, counts: tuple[int, ...] | int) -> Fn:
             raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
         # Stable: ONNX puts the lower index of equal elements first.
         order = xp.argsort(x, axis=axis, descending=largest, stable=True)
-        order = order[along(at, slice(0, count))]
+        order = order[index_at(at, slice(0, count))]
         return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
 
     return fn
@@ -188,9 +188,9 @@ TABLE: dict[str, Kernel] = {
     "TensorScatter": row(
         _tensor_scatter, ANY, ANY, WIDE, opsets=range(24, NEWEST + 1), axis=-2, mode="linear"
     ),
-    "OneHot": reading(_one_hot, NUMERIC, NUMERIC, ANY),
-    "Trilu": reading(_trilu, ANY, WIDE),
-    "TopK": reading(_top_k, NUMERIC, INTEGER, since=10, attributes=("k",)),
+    "OneHot": row_of(_one_hot, NUMERIC, NUMERIC, ANY),
+    "Trilu": row_of(_trilu, ANY, WIDE),
+    "TopK": row_of(_top_k, NUMERIC, INTEGER, since=10, attributes=("k",)),
     "NonZero": row(_non_zero, ANY),
     "Compress": row(_compress, ANY, BOOL, axis=None),
 }

@@ -13,7 +13,7 @@ from functools import partial
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, from_front, reading, row
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, from_front, index_at, row, row_of
 from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, NUMERIC, WIDE
 
 Axes = tuple[int, ...] | None  # None: all axes
@@ -89,14 +89,14 @@ def _cumulative(name: str, xp: Namespace, op: Op, axes: tuple[int, ...]) -> Fn:
         y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
         # `include_initial` puts the initial value first; the last sum is dropped.
         if exclusive:
-            y = y[along(at, slice(0, x.shape[at]))]
+            y = y[index_at(at, slice(0, x.shape[at]))]
         return xp.flip(y, axis=at) if reverse else y
 
     return fn
 
 
 def _row(reduce: Reduce, *dtypes: frozenset[ir.DataType], since: int = 18) -> Kernel:
-    return reading(partial(_over_axes, reduce), *dtypes, WIDE, since=since, attributes=("axes",))
+    return row_of(partial(_over_axes, reduce), *dtypes, WIDE, since=since, attributes=("axes",))
 
 
 TABLE: dict[str, Kernel] = {
@@ -114,6 +114,6 @@ TABLE: dict[str, Kernel] = {
     "ReduceLogSumExp": _row(_log_sum_exp, FLOAT),
     "ArgMax": _arg(largest=True),
     "ArgMin": _arg(largest=False),
-    "CumSum": reading(partial(_cumulative, "cumulative_sum"), NUMERIC),
-    "CumProd": reading(partial(_cumulative, "cumulative_prod"), NUMERIC),
+    "CumSum": row_of(partial(_cumulative, "cumulative_sum"), NUMERIC),
+    "CumProd": row_of(partial(_cumulative, "cumulative_prod"), NUMERIC),
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule, sum_to
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, elementwise, widened
+from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, elementwise, widen
 
 # tanh of 0.8 (x + 0.04 x^3) is 1 to the last bit of a double long before it.
 _GELU_FLAT = 20.0
@@ -156,5 +156,5 @@ TABLE: dict[str, Row] = {
     "Softsign": _derivative(lambda x, c: xp.reciprocal((1 + xp.abs(x)) ** 2)),
     "HardSigmoid": (_hard_sigmoid,),
     "HardSwish": _derivative(lambda x, c: xp.where(x <= -3, 0.0, xp.where(x >= 3, 1.0, x / 3 + 0.5))),
-    "Gelu": _derivative(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
+    "Gelu": _derivative(lambda x, c: cast(_gelu(widen(x), c), x.type.dtype)),
 }

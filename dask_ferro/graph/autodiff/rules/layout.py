@@ -32,7 +32,7 @@ def _concat(call: GradientRequest) -> Tensor:
     return emit_all("Split", [call.g, lengths], types, axis=axis)[call.index]
 
 
-def _split(call: GradientRequest) -> Tensor:
+def _split_gradient(call: GradientRequest) -> Tensor:
     pieces = [xp.zeros_like(call.output(i)) if g is None else g for i, g in enumerate(call.grads)]
     # A Split into one piece is the identity, and Concat of one piece would only copy.
     if len(pieces) == 1:
@@ -48,7 +48,7 @@ def _slice(call: GradientRequest) -> Tensor:
     # One Pad is cheaper than a scatter, and needs no indices.
     if (pads := _slice_pads(x, cuts)) is not None:
         return emit("Pad", [call.g, xp.ints(pads)], x.shape)
-    places = {axis: xp.sliced(xp.positions(x, axis), {0: cut}) for axis, cut in cuts.items()}
+    places = {axis: xp.slice_dims(xp.positions(x, axis), {0: cut}) for axis, cut in cuts.items()}
     reads = [x]
     for axis, at in places.items():
         reads.append(xp.take(reads[-1], at, axis=axis))
@@ -173,7 +173,7 @@ TABLE: dict[str, Row] = {
     "Transpose": (_transpose,),
     "Expand": (lambda c: sum_to(c.g, c.x), None),
     "Concat": (_concat,),
-    "Split": (_split, None),
+    "Split": (_split_gradient, None),
     "Slice": (_slice, None),
     "Pad": (_pad, None),
     "DepthToSpace": (_space_to_depth,),

@@ -19,9 +19,9 @@ import onnx_ir as ir
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, multiply_along, sum_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
-from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like, sliced
+from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like, slice_dims
 from dask_ferro.graph.tensor.namespace import expand_dims, eye, permute_dims, reshape, squeeze, zeros_like
-from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, emit, emit_all, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, emit, emit_all, widen
 
 # ---- matrices ----------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ def _conv(call: GradientRequest, x: Tensor, w: Tensor, window: list[_Axis]) -> T
 def _crop(x: Tensor, space: Sequence[Dim]) -> Tensor:
     """Return the first elements of every spatial axis: strides leave a remainder that is in no window."""
     cuts = {2 + i: slice(0, n) for i, n in enumerate(space) if isinstance(n, int) and x.shape[2 + i] != n}
-    return sliced(x, cuts)
+    return slice_dims(x, cuts)
 
 
 def _conv_weight(call: GradientRequest, x: Tensor, g: Tensor, window: list[_Axis]) -> Tensor:
@@ -269,7 +269,7 @@ def _resize(call: GradientRequest) -> Tensor:
     mode = call.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise call.unsupported("it crops, or keeps an aspect ratio")
-    x, g = call.x, widened(call.g)
+    x, g = call.x, widen(call.g)
     axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
     scales: list[float | None] = call.values(2, "scales").tolist() or [None] * len(axes)
     for axis, scale in zip(axes, scales, strict=True):

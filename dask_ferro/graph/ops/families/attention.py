@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, Flops, OpFacts
-from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, aligned
+from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, align
 
 # FLOPs.
 
@@ -60,7 +60,7 @@ def _attention(o: TypedNode) -> Rule:
 def _mask(shape: tuple[int, ...], stacked: tuple[int, int]) -> Dims:
     """The labels of a mask that broadcasts to batch, heads, queries and keys."""
     labels = {"0": "b", "1": "h", None: None}
-    return (*(labels[x] for x in aligned(shape[:-2], stacked)), *(None,) * min(2, len(shape)))
+    return (*(labels[x] for x in align(shape[:-2], stacked)), *(None,) * min(2, len(shape)))
 
 
 def _rotary(o: TypedNode) -> Rule:

@@ -12,7 +12,7 @@ from math import prod
 
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, keeps_sizes, rows_of
-from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, aligned, all_but, names, without
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, align, all_but, mask_dims, names
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # Exporters write at least this number for "to the end".
@@ -24,18 +24,18 @@ _THE_END = 2**31 - 1
 _moved = partial(Rule, linear=((0,),), commutes=REDUCTIONS)
 
 
-def _transposed(o: TypedNode) -> Rule:
+def _transpose(o: TypedNode) -> Rule:
     dims = names(o.rank())
     order = o.attribute("perm", range(o.rank())[::-1])
     return _moved((dims,), (tuple(dims[i] for i in order),))
 
 
-def _reshaped(o: TypedNode) -> Rule:
-    before, after = regrouped(o.shape(0), o.out_shape())
+def _reshape(o: TypedNode) -> Rule:
+    before, after = regroup(o.shape(0), o.out_shape())
     return _moved((before,), (after,), shape=1 if o.node.op_type == "Reshape" else None)
 
 
-def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
+def regroup(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
     """Return the labels of a reshape: the first dimensions of runs with one product are split together.
 
     Equal parts of the first dimension of a run are equal parts of its elements in order, so they are also equal parts
@@ -44,7 +44,7 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
 
     Examples
     --------
-    >>> regrouped((4, 6, 8), (24, 2, 4))
+    >>> regroup((4, 6, 8), (24, 2, 4))
     (('0', None, '1'), ('0', '1', None))
     """
     labels: tuple[list[str | None], ...] = ([None] * len(before), [None] * len(after))
@@ -65,19 +65,19 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
     return tuple(labels[0]), tuple(labels[1])
 
 
-def _expanded(o: TypedNode) -> Rule:
+def _expand(o: TypedNode) -> Rule:
     out = o.out_shape()
-    operand = aligned(o.shape(0), out)
+    operand = align(o.shape(0), out)
     return _moved((operand,), ((None,) * (len(out) - len(operand)) + operand,), shape=1)
 
 
-def _joined(o: TypedNode) -> Rule:
+def _concat(o: TypedNode) -> Rule:
     count = len(o.node.inputs)
-    dims = without(names(o.rank()), (o.axis(0),))
+    dims = mask_dims(names(o.rank()), (o.axis(0),))
     return Rule((dims,) * count, (dims,), linear=(tuple(range(count)),), commutes=REDUCTIONS)
 
 
-def _padded(o: TypedNode) -> Rule | None:
+def _pad(o: TypedNode) -> Rule | None:
     """The dimensions that keep their size; a dimension that is cut and filled by the same amount is not among them."""
     if o.has(1):
         given, axes = o.constant(1), o.constant(3) if o.has(3) else tuple(range(o.rank()))
@@ -87,27 +87,27 @@ def _padded(o: TypedNode) -> Rule | None:
         return None
     count = len(axes)
     filled = [axis % o.rank() for i, axis in enumerate(axes) if given[i] or given[count + i]]
-    dims = without(names(o.rank()), filled)
+    dims = mask_dims(names(o.rank()), filled)
     plain = (
         str(o.attribute("mode", "constant")) == "constant" and not o.has(2) and not o.attribute("value", 0.0)
     )
     return Rule((dims,), (dims,), linear=((0,),) if plain else ())
 
 
-def _repeated(o: TypedNode) -> list[int]:
+def _tile(o: TypedNode) -> list[int]:
     return [i for i, (a, b) in enumerate(zip(o.shape(0), o.out_shape(), strict=True)) if a != b]
 
 
-def _reversed_sequence(o: TypedNode) -> Rule:
+def _reverse_sequence(o: TypedNode) -> Rule:
     time, batch = int(o.attribute("time_axis", 0)), int(o.attribute("batch_axis", 1))
-    dims = without(names(o.rank()), (time,))
+    dims = mask_dims(names(o.rank()), (time,))
     return Rule((dims, (str(batch),)), (dims,))
 
 
 # Rows of a batch: their positions.
 
 
-def _reshaped_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
+def _reshape_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
     """The positions of the rows after a reshape: at the same distance in the order of elements."""
     state = states[0]
     if not isinstance(state, Rows):
@@ -147,13 +147,13 @@ def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) 
     return None
 
 
-def _joined_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
+def _join_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
     """Several runs of all rows after one another may be taken apart again."""
     is_along = isinstance(states[0], Rows) and o.is_known and states[0].dim == o.axis(0)
     return Finding(False, "appends other rows") if is_along else None
 
 
-def _sliced_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
+def _slice_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
     """The positions of the rows after a Slice of other axes, or of all rows in order, whatever their number.
 
     A shorter probe may hide a cut: only an end of `_THE_END` means the end.
@@ -195,7 +195,7 @@ def filled(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     return Finding(False, "makes a shape of the number of rows")
 
 
-def _stretched(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _stretch_rows(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     """The rows that a value is repeated for, along a new axis or one of length 1."""
     state, data = filled(o, elements, rows), o.node.inputs[0]
     if not isinstance(state, Rows):
@@ -207,12 +207,12 @@ def _stretched(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     return state
 
 
-def _joined_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _concat_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     known = [each for each in elements if each is not None]
     return Counts(sum(known, ()) if len(known) == len(elements) else None)
 
 
-def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _slice_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     starts, ends = (o.constant(1), o.constant(2)) if o.has(1) else (None, None)
     steps = o.constant(4) if o.has(4) else (1,)
     if elements[0] is None or not starts or not ends or not steps or 0 in steps or len(starts) > 1:
@@ -220,7 +220,7 @@ def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
     return Counts(elements[0][starts[0] : ends[0] : steps[0]])
 
 
-_RESHAPE = OpFacts(0, "none", labels=_reshaped, row_states=_reshaped_rows, sizes=keeps_sizes)
+_RESHAPE = OpFacts(0, "none", labels=_reshape, row_states=_reshape_rows, sizes=keeps_sizes)
 
 # Labels of a node that moves elements along some dimensions.
 _moves = partial(all_but, commutes=REDUCTIONS)
@@ -228,25 +228,25 @@ _moves = partial(all_but, commutes=REDUCTIONS)
 TABLE: Mapping[str, OpFacts] = {
     "Reshape": replace(_RESHAPE, takes_sizes="in shapes"),
     **rows_of("Flatten Squeeze Unsqueeze", _RESHAPE),
-    "Transpose": OpFacts(0, labels=_transposed),
-    "Expand": OpFacts(0, labels=_expanded, takes_sizes="in shapes", sizes=_stretched),
+    "Transpose": OpFacts(0, labels=_transpose),
+    "Expand": OpFacts(0, labels=_expand, takes_sizes="in shapes", sizes=_stretch_rows),
     **rows_of("DepthToSpace SpaceToDepth", OpFacts(0, labels=_moves(lambda o: range(1, o.rank()), (0,)))),
     # Zeros are filled in, so terms have to be terms of a sum.
     "Trilu": OpFacts(0, labels=all_but(lambda o: range(o.rank() - 2, o.rank()), (0,))),
-    "Concat": OpFacts(0, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
+    "Concat": OpFacts(0, labels=_concat, row_states=_join_rows, sizes=_concat_sizes),
     "Split": OpFacts(0, labels=_moves(lambda o: (o.axis(0),), (0,)), takes_sizes="perhaps"),
     "Slice": OpFacts(
         0,
         "picked",
         labels=_moves(lambda o: _cuts(o)[2], (0,)),
-        row_states=_sliced_rows,
+        row_states=_slice_rows,
         takes_sizes="perhaps",
-        sizes=_sliced_sizes,
+        sizes=_slice_sizes,
     ),
-    "Pad": OpFacts(0, labels=_padded),
-    "Tile": OpFacts(0, labels=_moves(_repeated, (0,)), sizes=_stretched),
+    "Pad": OpFacts(0, labels=_pad),
+    "Tile": OpFacts(0, labels=_moves(_tile, (0,)), sizes=_stretch_rows),
     "CenterCropPad": OpFacts(0),
-    "ReverseSequence": OpFacts(0, labels=_reversed_sequence),
+    "ReverseSequence": OpFacts(0, labels=_reverse_sequence),
     **rows_of("Shape Size", OpFacts(0, "type")),
     # Control flow, sequences and optionals only move other values; bodies are priced node by node.
     **rows_of("If Loop Scan SequenceMap", OpFacts(0)),

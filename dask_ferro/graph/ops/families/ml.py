@@ -77,7 +77,7 @@ def _by_column(*lists: str) -> RowStates:
     return row_states
 
 
-def _extracted(o: TypedNode, states: Sequence[State], rows: int) -> State:
+def _extract_features(o: TypedNode, states: Sequence[State], rows: int) -> State:
     """Elements along the last dimension of the table, by a list of indices."""
     table, picks = states[0], states[1] if len(states) > 1 else FREE
     rank = o.rank()
@@ -105,6 +105,6 @@ TABLE: Mapping[str, OpFacts] = {
     "Imputer": OpFacts(0, row_states=_by_column("imputed_value_floats", "imputed_value_int64s")),
     "Binarizer": OpFacts(1, row_states=_by_element),
     **rows_of("CategoryMapper LabelEncoder OneHotEncoder", OpFacts(0, row_states=_by_element)),
-    "ArrayFeatureExtractor": OpFacts(0, "picked", row_states=_extracted),
+    "ArrayFeatureExtractor": OpFacts(0, "picked", row_states=_extract_features),
     **rows_of("CastMap DictVectorizer", OpFacts(0)),
 }

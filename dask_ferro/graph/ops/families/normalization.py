@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts
-from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, names, without
+from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, mask_dims, names
 
 
 def _lrn(o: Operands) -> float:
@@ -30,7 +30,7 @@ def _batch_normalized(o: TypedNode) -> Rule:
     """All dimensions if the statistics are inputs, channels if they are the batch's statistics."""
     dims, channel = names(o.rank()), ("1",)
     if _trains(o):
-        dims = without(dims, [i for i in range(o.rank()) if i != 1])
+        dims = mask_dims(dims, [i for i in range(o.rank()) if i != 1])
     return Rule((dims, *(channel,) * 4), (dims, *(channel,) * (len(o.node.outputs) - 1)))
 
 
@@ -42,7 +42,7 @@ def _trains(o: TypedNode) -> bool:
 
 
 def _instance_normalized(o: TypedNode) -> Rule:
-    dims: Dims = without(names(o.rank()), range(2, o.rank()))
+    dims: Dims = mask_dims(names(o.rank()), range(2, o.rank()))
     return Rule((dims, ("1",), ("1",)), (dims,))
 
 

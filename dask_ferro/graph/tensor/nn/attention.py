@@ -14,7 +14,7 @@ from dask_ferro.graph.tensor.manipulation import positions as places
 from dask_ferro.graph.tensor.nn.layers import softmax
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import reduce
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promote, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promote, widen
 
 
 @example(
@@ -95,7 +95,7 @@ def rotary_embedding(
     size = x.shape[-1] if x.ndim > 1 else None
     if not isinstance(size, int) or size % 2:
         raise InputError(f"rotary_embedding: takes (..., sequence, size) of a known even size, got {x!r}")
-    wide = widened(x)
+    wide = widen(x)
     at = checked_indices(
         places(x, x.ndim - 2) if positions is None else positions, "rotary_embedding: positions"
     )

@@ -7,7 +7,7 @@ from inspect import cleandoc
 from typing import Any
 
 from dask_ferro.errors import InputError, is_count
-from dask_ferro.graph.tensor.dims import Shape, is_static, same, sizes, window_size, written
+from dask_ferro.graph.tensor.dims import Shape, format_shape, is_static, same_dim, sizes, window_size
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promote
@@ -89,7 +89,7 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[...
     says = cleandoc(function.__doc__ or "").format(things=things, dims=", ".join(_SPACE[rank]))
     x, w = ("N", 3, *space), (8, 3, *(3 for _ in space))
     call = f"nn.{name}(ft.input('x', {x}), ft.input('w', {w}), padding=1)"
-    return row(name, says, call, f"<Tensor Conv: float32{written(('N', 8, *space))}>")(function)
+    return row(name, says, call, f"<Tensor Conv: float32{format_shape(('N', 8, *space))}>")(function)
 
 
 conv1d = _convolution("conv1d", "sequences", (32,))
@@ -101,7 +101,7 @@ def _check_channels(image: Tensor, weight: Tensor, groups: int, where: str) -> N
     if not is_count(groups):
         raise InputError(f"{where}: groups: got {groups!r}, wanted a whole number of at least 1")
     out, each = weight.shape[:2]
-    if isinstance(each, int) and not same(image.shape[1], each * groups):
+    if isinstance(each, int) and not same_dim(image.shape[1], each * groups):
         raise InputError(
             f"{where}: {image.shape[1]!r} channels of {image!r} do not match {weight!r} in {groups} groups"
         )

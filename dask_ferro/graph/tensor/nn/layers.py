@@ -10,7 +10,7 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import Shape, alike, axis_of, same, written
+from dask_ferro.graph.tensor.dims import Shape, axis_of, format_shape, same_dim, same_shape
 from dask_ferro.graph.tensor.manipulation import scalar_size
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import (
@@ -23,7 +23,7 @@ from dask_ferro.graph.tensor.tensor import (
     elementwise,
     floating,
     promote,
-    widened,
+    widen,
 )
 
 _GELU_SINCE = 20
@@ -50,7 +50,7 @@ relu = _activation("relu", "max(x, 0)", "[-1.0, 2.0]", "[0., 2.]", partial(eleme
 sigmoid = _activation("sigmoid", "1 / (1 + exp(-x)) without overflow", "[0.0, 2.0]", "[0.5  , 0.881]",
     partial(elementwise, "Sigmoid"))
 silu = _activation("silu", "x * sigmoid(x)", "[0.0, 2.0]", "[0.   , 1.762]",
-    lambda x: cast(widened(x) * sigmoid(widened(x)), x.type.dtype))
+    lambda x: cast(widen(x) * sigmoid(widen(x)), x.type.dtype))
 softplus = _activation("softplus", "log(1 + exp(x)) without overflow", "[0.0, 2.0]", "[0.693, 2.127]",
     partial(elementwise, "Softplus"))
 # fmt: on
@@ -90,8 +90,8 @@ def log_softmax(input: TensorLike, axis: int | None = None) -> Tensor:
 
 def check_shape(what: str, x: Tensor, shape: Shape, meaning: str) -> None:
     """Raise `InputError` if `x`, the argument `what`, cannot have a shape of this meaning."""
-    if not alike(x.shape, shape):
-        raise InputError(f"{what}: got {x!r}, wanted {written(shape)}, {meaning}")
+    if not same_shape(x.shape, shape):
+        raise InputError(f"{what}: got {x!r}, wanted {format_shape(shape)}, {meaning}")
 
 
 def check_range(what: str, indices: Tensor, size: Dim, remedy: str, ignored: int | None = None) -> None:
@@ -118,14 +118,14 @@ def linear(input: TensorLike, weight: TensorLike, bias: TensorLike | None = None
         (features out).
     """
     data, w = promote("linear", asarray(input), asarray(weight))
-    if not data.ndim or w.ndim not in (1, 2) or not same(data.shape[-1], w.shape[-1]):
+    if not data.ndim or w.ndim not in (1, 2) or not same_dim(data.shape[-1], w.shape[-1]):
         wanted = f"(features out, features in) for {data!r}, as in PyTorch"
         raise InputError(f"linear: weight: got {w!r}, wanted {wanted}; weight.T if it is (in, out)")
     product = xp.matmul(data, w.mT if w.ndim == 2 else w)
     if bias is None:
         return product
     result = product + bias
-    if not alike(result.shape, product.shape):
+    if not same_shape(result.shape, product.shape):
         raise InputError(f"linear: bias: got {asarray(bias)!r}, wanted (features out) of {w!r}; reshape it")
     return result
 

@@ -13,7 +13,7 @@ from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import checked_indices, scalar_size
 from dask_ferro.graph.tensor.nn.layers import check_range, check_shape, log_softmax, softplus
 from dask_ferro.graph.tensor.rows import example
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, promote, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, cast, floating, promote, widen
 
 
 def _reduce(losses: Tensor, reduction: str, where: str) -> Tensor:
@@ -72,7 +72,7 @@ def cross_entropy(
     index = xp.expand_dims(xp.where(is_known, labels, 0), axis=at)
     picked = xp.squeeze(xp.take_along_axis(logs, index, axis=at), at)
     if label_smoothing:
-        mean = xp.mean(widened(logs), axis=at)
+        mean = xp.mean(widen(logs), axis=at)
         picked = picked * (1 - label_smoothing) + cast(mean * label_smoothing, logs.type.dtype)
     counts = None if ignore_index is None else labels != ignore_index
     is_known = is_known if counts is None else is_known | ~counts
@@ -82,7 +82,7 @@ def cross_entropy(
     if counts is None or reduction != "mean":
         return _reduce(losses, reduction, where)
     # A count may exceed float16's largest number, 65,504.
-    wide = widened(losses)
+    wide = widen(losses)
     return cast(xp.sum(wide) / xp.sum(cast(counts, wide.type.dtype)), losses.type.dtype)
 
 
@@ -92,7 +92,7 @@ def _loss(
     """Return the reduced losses of two tensors of one shape; half precision is computed in float32."""
     a, b = promote(where, x, t)
     check_shape(f"{where}: target", b, a.shape, f"the shape of {a!r}; reshape one, or use broadcast_to")
-    return cast(_reduce(each(widened(a), widened(b)), reduction, where), a.type.dtype)
+    return cast(_reduce(each(widen(a), widen(b)), reduction, where), a.type.dtype)
 
 
 @example("nn.mse_loss([1.0, 2.0], [1.0, 4.0]).compute()", "array(2., dtype=float32)")

@@ -10,11 +10,11 @@ import numpy as np
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import Shape, alike, is_static, sizes, written
+from dask_ferro.graph.tensor.dims import Shape, format_shape, is_static, same_shape, sizes
 from dask_ferro.graph.tensor.nn.layers import check_shape, stop_gradient
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promote, widened
+from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promote, widen
 
 # Operators, and the operator sets that have them.
 _NODES = {"layer_norm": ("LayerNormalization", OPSET), "rms_norm": ("RMSNormalization", 23)}
@@ -44,11 +44,11 @@ def _norm(
     x, (op_type, opset) = floating(input, where), _NODES[where]
     # A tensor as this argument is a weight without its shape.
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else ()
-    if not shape or not alike(x.shape[-len(shape) :], shape):
-        wanted = f"the last dimensions of {x!r}, such as {written(x.shape[-1:])}"
+    if not shape or not same_shape(x.shape[-len(shape) :], shape):
+        wanted = f"the last dimensions of {x!r}, such as {format_shape(x.shape[-1:])}"
         raise InputError(f"{where}: normalized_shape: got {normalized_shape!r}, wanted {wanted}")
     parts = _parameters(where, x, shape, "the normalized shape", parameters)
-    epsilon = float(np.finfo(widened(parts[0]).dtype).eps if eps is None else eps)
+    epsilon = float(np.finfo(widen(parts[0]).dtype).eps if eps is None else eps)
     return emit(op_type, parts, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
 
 
@@ -150,7 +150,7 @@ def batch_norm_training(
     (array([0.2], dtype=float32), array([1.1], dtype=float32))
     """
     parts = _channels("batch_norm_training", input, running_mean, running_var, weight, bias)
-    data, old_mean, old_variance, gain, shift = map(widened, parts)
+    data, old_mean, old_variance, gain, shift = map(widen, parts)
     axes = (0, *range(2, data.ndim))
     centre = reduce("ReduceMean", data, axes, keepdims=True)
     centred = data - centre

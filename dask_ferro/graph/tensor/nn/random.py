@@ -123,7 +123,7 @@ def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
     last, row = x.shape[-1], x.ndim - 1
     if row and isinstance(last, int) and last and last % _BLOCK == 0:
         blocks = last // _BLOCK
-        place = ints(range(blocks * _APART)).reshape(blocks, _APART) + _above(
+        place = ints(range(blocks * _APART)).reshape(blocks, _APART) + _groups_before(
             x, ints([blocks * _APART]), rows, 2
         )
         parted = _reshape_last(x, (blocks, _LANES, _APART))
@@ -132,7 +132,7 @@ def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
     place = rows if rows is not None and not row else positions(x, row)
     inside, lane = place % _APART, place % _BLOCK // _APART
     groups = (size_of(x, row) + (_BLOCK - 1)) // _BLOCK * _APART
-    group = place // _BLOCK * _APART + inside + _above(x, groups, rows, 1)
+    group = place // _BLOCK * _APART + inside + _groups_before(x, groups, rows, 1)
     bits = _squares(_like(x, group), key)
     return (bits & xp.take(masks, lane)) >= xp.take(bounds, lane)
 
@@ -143,7 +143,7 @@ def _reshape_last(x: Tensor, shape: tuple[int, ...], replaced: int = 1) -> Tenso
     return emit("Reshape", [x, ints([*(0 for _ in first), *shape])], (*first, *shape))
 
 
-def _above(x: Tensor, groups: Tensor, rows: Tensor | None, behind: int) -> Tensor:
+def _groups_before(x: Tensor, groups: Tensor, rows: Tensor | None, behind: int) -> Tensor:
     """Return the number of groups before each row of the last dimension, with `behind` dimensions of size 1 behind."""
     total, stride = ints([0]), groups
     for axis in reversed(range(x.ndim - 1)):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.dims import Shape
-from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
+from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, slice_dims, squeeze
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_all, floating, promote
@@ -108,7 +108,7 @@ def _layer(
         check_shape(f"{where}: state", part, (batch, hidden), "(batch, hidden)")
     # ONNX has its own order of gates, a dimension of directions in front, and both biases in one vector.
     ordered = [
-        concat([sliced(part, {0: slice(gate * hidden, (gate + 1) * hidden)}) for gate in gates])
+        concat([slice_dims(part, {0: slice(gate * hidden, (gate + 1) * hidden)}) for gate in gates])
         for part in own
     ]
     inputs: list[Tensor | None] = [data, *(expand_dims(part) for part in ordered[:2])]
