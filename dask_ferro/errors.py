@@ -45,7 +45,7 @@ class ModelError(_Problems, ValueError):
     ... except ff.ModelError as error:
     ...     print(error)
     cannot load the model in memory:
-      - it is empty; it was not written to the end
+      - it is empty; was the export interrupted?
     """
 
 
@@ -72,7 +72,7 @@ class InputError(ValueError):
     ...     ft.input("", (3,))
     ... except InputError as error:
     ...     print(error)
-    input: a name is a string that is not empty, got ''
+    input: the name must be a non-empty string, got ''
     """
 
 

@@ -1,12 +1,12 @@
 """The built-in graphs: ten ONNX models of known size, for measurements and comparisons of schedules.
 
-There are two families.  *Sleep* graphs consist of `ai.dask_ferro::Sleep`, which waits and copies its input, float32
-[256]: it uses no CPU, so N workers on one core show the schedule itself, and a lower bound of the makespan is known
-(`lower_bound`).  The others consist of real kernels: MatMul, Relu, LayerNormalization.
+There are two families of graphs.  *Sleep* graphs consist of `ai.dask_ferro::Sleep`, which waits and copies its input,
+float32 [256]: it uses no CPU, so N workers on one core show the schedule itself, and a lower bound of the makespan is
+known (`lower_bound`).  The others consist of real kernels: MatMul, Relu, LayerNormalization.
 
 Every node is a compute op; sources are the graph's inputs (id 0), and nodes are numbered from 1.  Weights are drawn
 from a seed by integer arithmetic and one rounding, so a seed gives the same bytes on every machine.  Layers share one
-weight per role (as in ALBERT): xlarge-transformer takes 5 MB instead of 168 to send, and as long to compute.  Values
+weight per role (as in ALBERT): xlarge-transformer has 5 MB instead of 168 MB to send.  Values
 stay finite at any depth: weights have variance 1 / fan-in, and layers end in a layer norm.  Durations are seconds.
 
 Examples
@@ -46,7 +46,7 @@ Params = Mapping[str, int | float]
 class Workload(NamedTuple):
     """A built-in graph: ``make(**params)`` returns its outputs; the defaults are ints and floats.
 
-    `sleeps` tells whether all nodes are Sleep ops, so that `lower_bound` is defined.
+    `sleeps` is true if all nodes are Sleep ops, so that `lower_bound` is defined.
     """
 
     make: Callable[..., Outputs]
@@ -178,7 +178,7 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
     name : str
         One of `NAMES`.
     **params : int or float
-        Values in place of ``WORKLOADS[name].defaults``: sizes of at least 1, ``skew`` (the share of slow branches)
+        Values that replace ``WORKLOADS[name].defaults``: sizes of at least 1, ``skew`` (the share of slow branches)
         from 0 to 1, ``*_s`` in seconds.
 
     Returns
@@ -189,7 +189,7 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
     Raises
     ------
     InputError
-        For a name or a parameter that does not exist, or a value out of range; it lists the choices.
+        If a name or a parameter does not exist, or a value is out of range; the message lists the choices.
 
     Examples
     --------
@@ -211,7 +211,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
     workers : int
         The number of ops that can run at a time, at least 1.
     **params : int or float
-        As for `build`.
+        The same parameters as in `build`.
 
     Returns
     -------
@@ -221,7 +221,7 @@ def lower_bound(name: str, workers: int, **params: int | float) -> float:
     Raises
     ------
     InputError
-        As `build`; and a workload of real kernels, whose seconds depend on the machine.
+        If `build` raises it, or the graph consists of real kernels, whose seconds depend on the machine.
 
     Examples
     --------
@@ -263,7 +263,7 @@ def _check_params(name: str, defaults: Params, given: Params) -> Params:
         if isinstance(defaults[key], int):
             _check_integer(key, value, least=0 if key in ("seed", "short") else 1)
             continue
-        # A sleep of over an hour is taken for a typing error.
+        # A sleep of over an hour is treated as a typing error.
         most = 1.0 if key == "skew" else 3600.0
         if not (isinstance(value, Real) and 0.0 <= value <= most):
             raise InputError(f"{key} must be a number from 0 to {most:g}, got {value!r}")

@@ -11,13 +11,13 @@ import numpy as np
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.regions import BACKWARD, Region
-from dask_ferro.graph.pipeline.stages import LOSS, Staged, record_chunks
+from dask_ferro.graph.pipeline.stages import LOSS, StageModel, record_chunks
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.namespace import mean
 from dask_ferro.graph.tensor.tensor import Node, Tensor, input
 
 
-def sleeping(chunks: int, seconds: float) -> Staged:
+def sleeping(chunks: int, seconds: float) -> StageModel:
     """Return a staged model with an input `x` of (rows, 1), float32.
 
     Parameters
@@ -29,7 +29,7 @@ def sleeping(chunks: int, seconds: float) -> Staged:
     x = h = input("x", ("N", 1), np.float32)
     for chunk in range(chunks):
         h = _asleep(h, Region(str(chunk)), "forward", seconds)
-    with regions.written_in(Region(str(chunks - 1))):
+    with regions.set_region(Region(str(chunks - 1))):
         outputs = {LOSS: mean(h)}
     for chunk in reversed(range(chunks)):
         region = Region(str(chunk), BACKWARD)
@@ -37,7 +37,7 @@ def sleeping(chunks: int, seconds: float) -> Staged:
         outputs[f"gradient_{chunk}"] = _asleep(h, region, "weight_grad", later)
         h = _asleep(h, region, "input_grad", seconds)
     model = build(outputs, [x], name="sleeping").model
-    return Staged(record_chunks(model, chunks), {}, (), tuple(f"gradient_{c}" for c in range(chunks)))
+    return StageModel(record_chunks(model, chunks), {}, (), tuple(f"gradient_{c}" for c in range(chunks)))
 
 
 def _asleep(x: Tensor, region: Region, action: str, seconds: float) -> Tensor:

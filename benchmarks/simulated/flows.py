@@ -13,7 +13,7 @@ from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
-from dask_ferro.flow.plan import planned
+from dask_ferro.flow.plan import plan_flow
 from dask_ferro.flow.run import FlowRun, InnerTask, Share, StolenTask
 from dask_ferro.graph.bundling.partition import Dag, FlowCosts, finest
 from dask_ferro.policy.stealing.peers import GIVING_S, Thief, gift
@@ -82,7 +82,7 @@ class _Simulation:
             for i, task in enumerate(graph.tasks)
             for key in task.dependencies
         ]
-        plan = planned(finest(Dag([believed(t.seconds) for t in graph.tasks], edges)), workers, costs)
+        plan = plan_flow(finest(Dag([believed(t.seconds) for t in graph.tasks], edges)), workers, costs)
         self.projected = plan.seconds
         readers: dict[int, set[int]] = {}
         for u, v, _ in edges:

@@ -21,7 +21,7 @@ class Cache(Generic[T]):
     Parameters
     ----------
     limit : int
-        The most bytes to keep, or the most objects.
+        Maximum number of bytes to keep, or of objects.
     changed : callable, optional
         Called with the number of bytes that were just built or dropped; see `session.Returns`.
     size : callable or None
@@ -80,7 +80,7 @@ class Cache(Generic[T]):
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
-        # Without the lock, as it may look at files.
+        # Without the lock, because it may look at files.
         if kept is None or is_current is None or is_current(kept):
             return kept
         self.drop(key)

@@ -20,7 +20,7 @@ from dask_ferro.graph.ir.dtypes import HALF_NAMES
 from dask_ferro.graph.ir.nodes import extent
 
 
-def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
+def reduce_arrays(terms: Sequence[Array], reduction: str = "sum") -> Array:
     """Return the sum, mean, maximum or minimum of terms, reduced from the first to the last.
 
     Terms in half precision are added in float32, and the result is rounded once.
@@ -35,7 +35,7 @@ def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
     Examples
     --------
     >>> import numpy as np
-    >>> reduced([np.array([1.0, 2.0]), np.array([3.0, 6.0])], "mean").tolist()
+    >>> reduce_arrays([np.array([1.0, 2.0]), np.array([3.0, 6.0])], "mean").tolist()
     [2.0, 4.0]
     """
     xp, dtype = array_namespace(*terms), terms[0].dtype
@@ -44,21 +44,21 @@ def reduced(terms: Sequence[Array], reduction: str = "sum") -> Array:
     # Half precision would round every sum to 8 or 11 bits.
     is_half = str(dtype) in HALF_NAMES
     wide = (xp.astype(term, xp.float32) if is_half else term for term in terms)
-    # Infinite sums are results, as in engines: a loss scale is found by them (`ff.fit`).
+    # Infinite sums are results, as in engines: they determine the loss scale (`ff.fit`).
     with np.errstate(all="ignore"):
         total = reduce(add, wide)
         total = xp.asarray(total / len(terms) if reduction == "mean" else total)
         return xp.astype(total, dtype) if is_half else total
 
 
-def joined(pieces: Sequence[Array], axis: int) -> Array:
+def join_pieces(pieces: Sequence[Array], axis: int) -> Array:
     """Return pieces joined along an axis."""
     # A single piece is returned unchanged: `concat` would copy it.
     return pieces[0] if len(pieces) == 1 else array_namespace(*pieces).concat(list(pieces), axis=axis)
 
 
 def piece(array: Array, axis: int, index: int, count: int) -> Array:
-    """Return part `index` of `count` along an axis, as `extent` cuts it; a view where the namespace has views."""
+    """Return part `index` of `count` along an axis, as `extent` cuts it; a view if the namespace has views."""
     cut = slice(*extent(array.shape[axis], index, count))
     return array[(slice(None),) * axis + (cut,)]
 
@@ -77,7 +77,7 @@ def flat_piece(array: Array, index: int, count: int) -> Array:
     return flat[size * index // count : size * (index + 1) // count]
 
 
-def unflattened(pieces: Sequence[Array], shape: Sequence[int]) -> Array:
+def unflatten(pieces: Sequence[Array], shape: Sequence[int]) -> Array:
     """Return the array of a shape that `flat_piece` split."""
-    flat = joined(pieces, 0)
+    flat = join_pieces(pieces, 0)
     return array_namespace(flat).reshape(flat, tuple(shape))

@@ -1,12 +1,12 @@
 """A compiled bundle on a device, with host engines for nodes that the device lacks; each value is copied once.
 
-    host engine -> device run -> host engine        inputs are uploaded where a device run reads them, values are
-         numpy        arrays        numpy           downloaded where the host does; results stay where they are
+    host engine -> device run -> host engine        inputs are uploaded if a device run reads them, values are
+         numpy        arrays        numpy           downloaded if the host does; results are not moved
 
 On a device, a run of nodes that ONNX Runtime has kernels for is one session if it has an operator of which the array
 table makes several calls (a norm, a softmax, attention, pooling), a convolution, or many nodes.  A run of few products
-and elementwise operators stays with the array table, which computes it by the same libraries without a session's start
-and without its copy of the weights.  A node that neither has goes to an engine on the host, by copies.
+and elementwise operators stays with the array table, which computes it with the same libraries without a session's
+start and without its copy of the weights.  A node that neither has goes to an engine on the host, which costs copies.
 
 Large weights are not part of the compiled bundle: each call gets them from `Residency`, which may evict them between
 calls.  Nothing waits between the nodes of a device run; the bundle waits once, at its end.
@@ -26,12 +26,12 @@ from dask_ferro.engines.executable import (
     EngineStep,
     Executable,
     NodeRun,
+    explain_loading,
     host_step,
-    loading,
     node_runs,
     nodes_between,
     opset_of,
-    planned_nodes,
+    plan_nodes,
     stamp,
 )
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
@@ -91,7 +91,7 @@ class DeviceValues:
             self.made[name] = self._residency.owned(value)
 
     def released(self, name: str, *, down: bool) -> Array:
-        """Return an output for the caller: numpy if it is downloaded or was made on the host, else a `DeviceArray`."""
+        """Return an output for the caller: numpy if it is downloaded or the host computed it, else a `DeviceArray`."""
         value = self.made[name]
         if not isinstance(value, self._residency.device.array_type):
             return self._host(name) if down else value
@@ -101,15 +101,15 @@ class DeviceValues:
 
 
 class DeviceExecutable(Executable):
-    """A bundle compiled for a device: its outputs are `DeviceArray`, or numpy where they were made on the host.
+    """A bundle compiled for a device: its outputs are `DeviceArray`, or numpy if the host computed them.
 
     Parameters
     ----------
     model, steps, inputs, outputs
-        As in `Executable`.
+        The same as in `Executable`.
     residency : Residency
     down : sequence of int
-        Positions of the outputs that are downloaded; the other outputs stay where they were made.
+        Positions of the outputs that are downloaded; the other outputs are not moved.
     """
 
     def __init__(
@@ -156,19 +156,19 @@ def compile_on_device(
     Parameters
     ----------
     model, inputs, outputs, settings
-        As in `compile_bundle`.
+        The same as in `compile_bundle`.
     residency : Residency
     provider : str, optional
         ONNX Runtime's provider on the device; without one, the array table computes what it has.
     engines : sequence of (engine, count), optional
         Runs of nodes in topological order; default: from `device_route`.
     down
-        As in `DeviceExecutable`.
+        The same as in `DeviceExecutable`.
     """
     if not engines:
         held, opsets = residency.device.dtypes, dict(model.opset_imports)
         engines = device_route(nodes_between(model, inputs, outputs), opsets, provider, held)
-    nodes = planned_nodes(model, inputs, outputs, engines)
+    nodes = plan_nodes(model, inputs, outputs, engines)
     steps = []
     for part in node_runs(model, nodes, outputs, engines):
         if part.engine == "array":
@@ -209,7 +209,7 @@ def _session_step(part: NodeRun, residency: Residency, settings: SessionSettings
             *(model, nodes, reads, writes, opset, settings), device=residency.device, held=residency.slot()
         )
 
-    with loading(part.engine, nodes):
+    with explain_loading(part.engine, nodes):
         return part.step(residency.run(built, lambda ready: ready), frozenset(reads))
 
 
@@ -221,7 +221,7 @@ def device_engines(
 ) -> tuple[Engine, ...]:
     """Return the engines that compute `node` correctly for a bundle on a device; host engines only if it has no other.
 
-    A node that the device supports stays there even where the host would be faster.  Whether a small bundle should run
+    A node that the device supports stays there even if the host would be faster.  Whether a small bundle should run
     on a device at all is the scheduler's decision, which depends on the tasks before and after it.
 
     Parameters
@@ -248,7 +248,7 @@ def device_route(
 ) -> tuple[tuple[Engine, int], ...]:
     """Return the engines of a bundle as runs (engine, number of nodes), for nodes in topological order.
 
-    The parameters are those of `device_engines`.
+    The parameters are the same as in `device_engines`.
     """
     able = [(node, device_engines(node, opsets, provider, held)) for node in nodes]
     picked: list[Engine] = []

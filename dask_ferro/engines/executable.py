@@ -36,7 +36,7 @@ from dask_ferro.engines.reference import ReferenceRun
 from dask_ferro.engines.selection import NEWEST_OPSET, Engine, schema_of
 from dask_ferro.engines.subgraph import weights_of
 from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
-from dask_ferro.graph.ir.nodes import bodies, nested, uses
+from dask_ferro.graph.ir.nodes import bodies, nodes_and_bodies, uses
 from dask_ferro.words import few
 
 NAMES = {
@@ -46,9 +46,9 @@ NAMES = {
     "array": "the array table",
     "reference": "onnx's reference ops",
 }
-# The most nodes that an error names, because a bundle may have thousands.
-_NAMED = 3
-# The most characters of an engine's message, because some contain a whole graph.
+# Maximum number of nodes that an error names, because a bundle may have thousands.
+_MAX_NODES = 3
+# Maximum length of an engine's message, because some contain a whole graph.
 _REASON = 400
 _PREFIX = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # "/onnxruntime_src/.../element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
@@ -62,7 +62,7 @@ class Check(Protocol):
     """A check of the files from which a model's weights are mapped; the model's `meta` has it under `CHECK`."""
 
     def __call__(self) -> None:
-        """Raise `InputError` where a file has changed."""
+        """Raise `InputError` if a file has changed."""
 
     def are_unchanged(self) -> bool:
         """Return whether no file has changed."""
@@ -120,7 +120,7 @@ class EngineStep(NamedTuple):
             results: tuple[Array, ...] = self.run(*arrays)
             return results
         except Exception as error:
-            translated = explained(error, self.engine, _listed(self.labels, self.node_count), "run")
+            translated = explain_error(error, self.engine, _list_nodes(self.labels, self.node_count), "run")
             if translated is not error:
                 raise translated from error
             raise  # from itself it would lose its own cause
@@ -178,7 +178,7 @@ class Executable:
     def watched(self, watch: OpHook) -> Executable:
         """Return the same bundle, on the same weights, with its ops handed to `watch`.
 
-        On a device, an op's seconds are those of queueing it.
+        On a device, an op's seconds are the seconds of queueing it.
         """
         watched = copy(self)
         watched._steps = tuple(step.watched(watch) for step in self._steps)
@@ -223,9 +223,9 @@ def compile_bundle(
     engines : sequence of (engine, count)
         Runs of nodes in topological order, from `selection`.
     settings : SessionSettings, optional
-        Of ONNX Runtime's sessions.
+        Settings of ONNX Runtime's sessions.
     """
-    nodes = planned_nodes(model, inputs, outputs, engines)
+    nodes = plan_nodes(model, inputs, outputs, engines)
     if len(engines) == 1:
         # In the bundle's order: a call passes no values by name.
         parts = [NodeRun(engines[0][0], model, nodes, tuple(inputs), tuple(outputs))]
@@ -251,17 +251,17 @@ class NodeRun(NamedTuple):
         return EngineStep(run, run.nbytes, engine, len(nodes), named, reads, writes, on_device, weights)
 
 
-def planned_nodes(
+def plan_nodes(
     model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
 ) -> list[ir.Node]:
-    """Return the bundle's nodes, whose number must be that of the plan.
+    """Return the bundle's nodes, whose number must be the number in the plan.
 
     Raises
     ------
     InputError
-        A file of mapped weights has changed.
+        If a file of mapped weights has changed.
     ValueError
-        The plan was made for another model.
+        If the plan was created for another model.
     """
     check: Check | None = model.meta.get(CHECK)
     if check is not None:
@@ -293,7 +293,7 @@ def host_step(part: NodeRun, settings: SessionSettings) -> EngineStep:
     """Return nodes compiled for their engine on the host."""
     _, model, nodes, reads, writes = part
     opset = opset_of(model)
-    with loading(part.engine, nodes):
+    with explain_loading(part.engine, nodes):
         if part.engine == "onnxruntime":
             return part.step(SessionRun(model, nodes, reads, writes, stamp(nodes, opset), settings))
         if part.engine == "array":
@@ -331,7 +331,7 @@ def _index(model: ir.Model) -> tuple[list[ir.Node], dict[str, int]]:
     if known is None:
         order, makers = list(model.graph), {}
         for position, node in enumerate(order):
-            makers.update(dict.fromkeys(made_by([node]), position))
+            makers.update(dict.fromkeys(output_names([node]), position))
         known = model.meta["ferro.index"] = order, makers
     return known  # type: ignore[no-any-return]
 
@@ -341,14 +341,14 @@ def boundary(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the values that a run reads from earlier runs, and of its results that are read later."""
     initializers = model.graph.initializers
-    own = {*made_by(mine), *_inner_names(mine)}
-    reads = dict.fromkeys(name for name in _read_by(mine) if name not in own and name not in initializers)
-    after = {*_read_by(later), *outputs}
-    writes = dict.fromkeys(name for name in made_by(mine) if name in after)
+    own = {*output_names(mine), *_inner_names(mine)}
+    reads = dict.fromkeys(name for name in _read_names(mine) if name not in own and name not in initializers)
+    after = {*_read_names(later), *outputs}
+    writes = dict.fromkeys(name for name in output_names(mine) if name in after)
     return tuple(reads), tuple(writes)
 
 
-def made_by(nodes: Iterable[ir.Node]) -> Iterator[str]:
+def output_names(nodes: Iterable[ir.Node]) -> Iterator[str]:
     """Yield the names of the nodes' outputs; an omitted output has none."""
     for node in nodes:
         for value in node.outputs:
@@ -356,7 +356,7 @@ def made_by(nodes: Iterable[ir.Node]) -> Iterator[str]:
                 yield value.name
 
 
-def _read_by(nodes: Iterable[ir.Node]) -> Iterator[str]:
+def _read_names(nodes: Iterable[ir.Node]) -> Iterator[str]:
     return chain.from_iterable(map(uses, nodes))
 
 
@@ -366,19 +366,19 @@ def _inner_names(nodes: Sequence[ir.Node]) -> set[str]:
     for body in chain.from_iterable(map(bodies, nodes)):
         inner = list(body)
         names.update(v.name for v in (*body.inputs, *body.initializers.values()) if v.name)
-        names.update(made_by(inner), _inner_names(inner))
+        names.update(output_names(inner), _inner_names(inner))
     return names
 
 
 def stamp(nodes: Sequence[ir.Node], opset: int) -> int:
     """Return the opset for a session's model: the model's own, or an older equivalent one.
 
-    An operator's meaning changes only at the versions where its schema does, so the newest of the nodes'
-    schema versions means the same for all of them, and an older ONNX Runtime reads it.
+    An operator's meaning changes only at the versions at which its schema does, so the newest of the nodes' schema
+    versions means the same for all of them, and an older ONNX Runtime reads it.
     """
     if opset <= NEWEST_OPSET:
         return opset
-    everything = chain.from_iterable(map(nested, nodes))
+    everything = chain.from_iterable(map(nodes_and_bodies, nodes))
     schemas = [schema_of(n.op_type, n.domain, opset) for n in everything if n.domain == ""]
     return max((s.since_version for s in schemas if s is not None), default=NEWEST_OPSET)
 
@@ -387,20 +387,20 @@ def stamp(nodes: Sequence[ir.Node], opset: int) -> int:
 
 
 @contextmanager
-def loading(engine: str, nodes: Sequence[ir.Node]) -> Iterator[None]:
+def explain_loading(engine: str, nodes: Sequence[ir.Node]) -> Iterator[None]:
     """Explain errors of an engine that loads nodes.
 
     Raises
     ------
     ModelError, UnsupportedOpError
-        The engine cannot load them.
+        If the engine cannot load them.
     MemoryError
-        There is not enough memory for it.
+        If there is not enough memory for it.
     """
     try:
         yield
     except Exception as error:
-        told = explained(error, engine, _listed(_labels(nodes), len(nodes)), "load")
+        told = explain_error(error, engine, _list_nodes(_labels(nodes), len(nodes)), "load")
         if told is not error:
             raise told from error
         raise
@@ -408,15 +408,15 @@ def loading(engine: str, nodes: Sequence[ir.Node]) -> Iterator[None]:
 
 def _labels(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
     """Return the first nodes by name and operator."""
-    return tuple([f"{node.name!r} ({node.op_type})" for node in nodes[:_NAMED]])
+    return tuple([f"{node.name!r} ({node.op_type})" for node in nodes[:_MAX_NODES]])
 
 
-def _listed(labels: Sequence[str], count: int) -> str:
+def _list_nodes(labels: Sequence[str], count: int) -> str:
     """Return the first of some nodes, and the number of further ones, as text."""
     return f"node{'s' if count > 1 else ''} {few(labels, count)}"
 
 
-def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exception:
+def explain_error(error: Exception, engine: str, nodes: str, doing: str) -> Exception:
     """Return dask_ferro's error for an engine's error; an error of dask_ferro unchanged.
 
     Parameters
@@ -431,7 +431,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
 
     Examples
     --------
-    >>> told = explained(IndexError("too many indices"), "reference", "node 'a' (Gather)", "run")
+    >>> told = explain_error(IndexError("too many indices"), "reference", "node 'a' (Gather)", "run")
     >>> print(str(told).partition(";")[0])
     onnx's reference ops cannot run node 'a' (Gather):
       - IndexError: too many indices
@@ -439,7 +439,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     if isinstance(error, (ModelError, UnsupportedOpError, InputError)):
         return error
     # Classified by name and text, because ONNX Runtime's classes have no common base.
-    reason = cleaned(error)
+    reason = clean_message(error)
     headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
     if ran_out(error):
         return MemoryError(
@@ -459,7 +459,7 @@ def explained(error: Exception, engine: str, nodes: str, doing: str) -> Exceptio
     return ModelError(headline, [f"{reason}; {remedy}"])
 
 
-def cleaned(error: BaseException) -> str:
+def clean_message(error: BaseException) -> str:
     """Return an engine's message without source locations, C++ signatures and line breaks, cut to a readable length."""
     text = " ".join(_SOURCE.sub("", _PREFIX.sub("", str(error))).split())
     if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:

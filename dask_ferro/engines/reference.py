@@ -2,9 +2,9 @@
 
 Weights are passed as arrays and are not part of the model, so that they stay memory-mapped.
 
-Our own operators take the place of those that differ from the standard's text: onnx.reference drops empty texts, strips
-accents and takes stop words out of the midst of texts; it computes learners in the dtype of their input, which may be
-an integer; and it divides an integer by 0.
+Operators of this module replace operators that differ from the standard's text: onnx.reference drops empty texts,
+strips accents and removes stop words from the middle of texts.  It computes learners in the dtype of their input,
+which may be an integer, and it divides an integer by 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dask_ferro.engines import Array
 from dask_ferro.engines.array.ops.elementwise import DIVIDED_BY_ZERO
 from dask_ferro.engines.subgraph import extract, weights_of
 
-# Learners whose scores the standard has as float32, whatever the dtype of their input, by module.
+# Learners whose scores are float32 in the standard, whatever the dtype of their input, by module.
 _OF_FLOATS = {
     "op_linear_classifier": "LinearClassifier",
     "op_normalizer": "Normalizer",
@@ -36,7 +36,7 @@ _CASES = {"LOWER": str.lower, "UPPER": str.upper}
 
 @cache
 def _replacements() -> list[type]:
-    """Return the operators that take the place of others."""
+    """Return the operators that replace others."""
     from onnx.reference.ops import op_div, op_mod, op_string_normalizer
     from onnx.reference.ops.aionnxml import op_linear_regressor
 
@@ -96,7 +96,7 @@ class _Normalizer:
         alike = str if is_case_sensitive else str.casefold
         stops = set(map(alike, stopwords or ()))
         texts = [_CASES.get(case_change_action, str)(t) for t in x.ravel() if alike(t) not in stops]
-        # One empty text where all were stop words.
+        # One empty text if all were stop words.
         return (np.array(texts or [""] * bool(x.size), object).reshape(*x.shape[:-1], -1),)
 
 
@@ -116,7 +116,7 @@ class ReferenceRun:
 
         piece = extract(model, nodes, inputs, outputs, opset=opset, weights_as_inputs=True)
         self._evaluator = ReferenceEvaluator(piece.proto, new_ops=_replacements())
-        # Mapped from their file where they are external; as part of the model they would be copied.
+        # Mapped from their file if they are external; as part of the model they would be copied.
         self._weights = {name: tensor.numpy() for name, tensor in weights_of(model, nodes).items()}
         self._inputs = tuple(inputs)
         self.nbytes = len(piece.proto.SerializeToString())
@@ -127,7 +127,7 @@ class ReferenceRun:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             results = self._evaluator.run(None, feeds)
-        # The reference operators return numpy scalars for 0-d results, and texts of numpy's own.
+        # The reference operators return numpy scalars for 0-d results, and numpy's own type for texts.
         return tuple(_array(r) for r in results)
 
 

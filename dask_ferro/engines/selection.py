@@ -1,11 +1,11 @@
-"""The choice of an engine for each node, ahead of time, from the engines' declarations.
+"""Choose an engine for each node, ahead of time, from the engines' declarations.
 
 The order of preference is ONNX Runtime (a run of nodes as one session), the array table, the reference operators; a
 node of the domain `ai.dask_ferro` goes to the array table.  A very small bundle goes to the array table when the table
 supports all of it: a session costs about 5 us per call and a millisecond to create, an array operator about one
-microsecond.  This holds only for nodes that both compute alike, special values included, so that results do not depend
-on where a model is cut.  No engine is tried and no exception is caught: a node that no engine declares is reported
-before anything runs.
+microsecond.  This holds only for nodes that both compute alike, special values included, so that results do not
+depend on the places at which a model is cut.  No engine is tried and no exception is caught: a node that no engine
+declares is reported before anything runs.
 
 A value that has no elements inside a run is the engine's affair.
 
@@ -91,7 +91,7 @@ def support(model: ir.Model) -> list[Support]:
     return rows
 
 
-def supported(model: ir.Model, headline: str) -> list[Support]:
+def check_support(model: ir.Model, headline: str) -> list[Support]:
     """Return `support(model)`, checked."""
     rows = support(model)
     check(headline, rows)
@@ -115,9 +115,9 @@ def _problem(node: ir.Node, opsets: dict[str, int]) -> str:
 
 
 def _words_out_of_reach(node: ir.Node) -> str:
-    """Return that a vocabulary has words that no text is split into; "" where there are none, or it is not known.
+    """Return the problem that a vocabulary has words that no text is split into; "" if it has none, or it is not known.
 
-    skl2onnx writes a pattern of ASCII letters, so that `déjà` becomes the words `d` and `j`.
+    skl2onnx writes a pattern of ASCII letters, with which `déjà` becomes the words `d` and `j`.
     """
     source = node if node.op_type == "TfIdfVectorizer" else None
     while source is not None and source.op_type != "Tokenizer":
@@ -128,8 +128,9 @@ def _words_out_of_reach(node: ir.Node) -> str:
     pool: Sequence[str] = attribute_of(node, "pool_strings", ())
     lost = [word for word in pool if not re.fullmatch(_ASCII_WORDS[0], word)]
     problem = (
-        f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r} never gives"
-        f" ({', '.join(map(repr, lost[:2]))}), so texts with them get other scores than before the export; export"
+        f"node {node.name!r}: its vocabulary has {len(lost)} words that the Tokenizer's pattern {pattern!r}"
+        f" never gives ({', '.join(map(repr, lost[:2]))}), so texts with them get other scores than before"
+        " the export; export"
         r" the learner with a pattern of all letters, by skl2onnx's option 'tokenexp': r'[\p{L}0-9_]+'"
     )
     return problem if lost else ""
@@ -164,7 +165,7 @@ def _touched_bytes(node: ir.Node) -> float:
 
 
 def _known_bytes(value: ir.Value) -> float:
-    # Infinite where the size is unknown, so that such a bundle never counts as tiny.
+    # Infinite if the size is unknown, so that such a bundle never counts as tiny.
     if value.dtype in (None, ir.DataType.STRING) or value.shape is None or not value.shape.is_static():
         return float("inf")
     assert value.dtype is not None
@@ -268,7 +269,7 @@ def is_affected(rows: Defects, node: ir.Node, opset: int, *, in_body: bool = Fal
 
 
 def schema_of(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
-    """Return the standard's schema of an operator at an opset, or None where the standard has none."""
+    """Return the standard's schema of an operator at an opset, or None if the standard has none."""
     try:
         return onnx.defs.get_schema(op, opset, domain)
     except onnx.defs.SchemaError:
@@ -381,13 +382,13 @@ class KernelRow(NamedTuple):
 def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...]]:
     """Return the kernels of the installed ONNX Runtime for a provider, by (domain, operator)."""
     rows: defaultdict[tuple[str, str], list[KernelRow]] = defaultdict(list)
-    for domain, op, first, last, allowed in _declared(provider):
+    for domain, op, first, last, allowed in _read_registry(provider):
         types = {name: frozenset(kinds) for name, kinds in allowed.items()}
         rows["" if domain == "ai.onnx" else domain, op].append(KernelRow(first, last, types))
     return {key: tuple(found) for key, found in rows.items()}
 
 
-def _declared(provider: str) -> Sequence[_Declared]:
+def _read_registry(provider: str) -> Sequence[_Declared]:
     """Return (domain, operator, first version, last, types by parameter) of each kernel of a provider."""
     # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a
     # segmentation fault if the library of one is missing: with onnxruntime-gpu wherever TensorRT is not installed.
@@ -412,7 +413,5 @@ def _declared(provider: str) -> Sequence[_Declared]:
         return list(json.loads(told.splitlines()[-1]))
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
         reason = getattr(error, "stderr", None) or error
-        logger.warning(
-            "dask_ferro: ONNX Runtime does not tell which kernels its %s has: %s", provider, reason
-        )
+        logger.warning("dask_ferro: ONNX Runtime does not report the kernels of its %s: %s", provider, reason)
         return ()

@@ -1,4 +1,4 @@
-"""Extraction of a run of nodes from a model, as a model of its own.
+"""Extract a run of nodes from a model, as a model of its own.
 
 Weights in a file stay there: the extracted model refers to them as external data (folder, location, offset, length),
 so splitting a 2 GB model moves no weight.  A name that the body of an If, Loop or Scan captures counts as read by the
@@ -27,7 +27,7 @@ _SHARED_BYTES = 64 * 2**10
 
 
 class SubModel(NamedTuple):
-    """A model extracted from another one.
+    """A model extracted from another model.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class SubModel(NamedTuple):
     folder : str or None
         The folder of its external data; None without external data.
     shared : mapping of str to ndarray
-        Weights in memory that the proto refers to by name alone; a session is passed these arrays, and copies none.
+        Weights in memory that the proto refers to only by name; a session is passed these arrays and copies none.
     weights : mapping of str to tensor
         All weights that its nodes read.
     """
@@ -112,7 +112,7 @@ def extract(
 
 
 def _values(model: ir.Model) -> dict[str, ir.Value]:
-    """Return the main graph's values by name, made once per model."""
+    """Return the main graph's values by name, built once per model."""
     # Kept with the model: each of possibly thousands of bundles is extracted by name.
     known = model.meta.get("ferro.values")
     if known is None:

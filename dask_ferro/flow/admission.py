@@ -1,4 +1,4 @@
-"""The fate of a flow: whether it runs, runs again or fails, and where its members run; pure."""
+"""Decide whether a flow waits, runs, runs again or fails, and on which workers its members run; pure."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-# Runs of a flow that are void although all of its workers are there, after which it fails.
+# A flow fails after this many void runs although all of its workers were present.
 _VOIDS = 5
 
 Step = Literal["wait", "admit", "again", "fail", "lose", "unreachable"]
 
 
 def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int) -> Step:
-    """Return what is done with a flow that does not run.
+    """Return the next step of a flow that does not run.
 
-    `states` are Dask's of the members that the scheduler knows: one that is ready and held is in "no-worker".
-    `has_failed` says so of a member or an input of one.  `voids` counts the newest runs that were void, although all of
-    their workers were there.
+    `states` are Dask's states of the members that the scheduler knows; a ready member that is held is in "no-worker".
+    `has_failed` means that a member or an input of a member failed.  `voids` counts the newest void runs whose
+    workers were all present.
     """
     if "no-worker" not in states:
-        # All are needed where one is: its inputs, of other flows, would else be computed again for the next one.
+        # If one member is needed, all are: its inputs, from other flows, would otherwise be computed again for the
+        # next one.
         is_idle = len(states) == members and {"memory", "released"} & set(states)
         return "again" if is_idle and "waiting" in states else "wait"
     if has_failed:
@@ -34,7 +35,7 @@ def next_step(members: int, states: Sequence[str], has_failed: bool, voids: int)
 
 
 class Threads(NamedTuple):
-    """A worker's address, its threads, those that members of flows have, and the tasks that it was given."""
+    """A worker: its address, its threads, the threads that run members of flows, and the number of its tasks."""
 
     worker: str
     threads: int
@@ -60,7 +61,7 @@ class Claim(NamedTuple):
 def admit(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[list[str] | None]:
     """Return the workers of the members of each flow, in the order of the flows; None: the flow waits.
 
-    No flow overtakes one that waits for threads.  One that requires what no worker has is not waited for.
+    No flow overtakes a flow that waits for threads, except if no worker meets the requirements of the waiting flow.
     """
     places: list[list[str] | None] = []
     is_full = False
@@ -81,14 +82,16 @@ def admit(flows: Sequence[Sequence[Claim]], workers: Sequence[Threads]) -> list[
 
 def place(claims: Sequence[Claim], workers: Sequence[Threads]) -> list[str] | None:
     """Return the workers of members; None: there are too few threads now."""
-    chosen = _placed(claims, workers, takes_turns=False)
+    chosen = _place_members(claims, workers, takes_turns=False)
     if chosen is None and not any(one.taken for one in workers):
-        # There are no more threads, as where workers were lost: several members of one take turns.
-        chosen = _placed(claims, workers, takes_turns=True)
+        # There are not enough threads, for example because workers were lost: several members share a worker's thread.
+        chosen = _place_members(claims, workers, takes_turns=True)
     return chosen
 
 
-def _placed(claims: Sequence[Claim], workers: Sequence[Threads], takes_turns: bool) -> list[str] | None:
+def _place_members(
+    claims: Sequence[Claim], workers: Sequence[Threads], takes_turns: bool
+) -> list[str] | None:
     free = {one.worker: one.threads - one.taken for one in workers}
     chosen = [""] * len(claims)
 
@@ -97,7 +100,7 @@ def _placed(claims: Sequence[Claim], workers: Sequence[Threads], takes_turns: bo
         held = claim.held.get(one.worker, 0)
         return left > 0, is_home, held, left / one.threads, -one.tasks / one.threads
 
-    # Who can run on few workers comes first, then who has a home: the others go where there is room.
+    # Members that can run on few workers come first, then members with a home; the others take the remaining threads.
     for i in sorted(range(len(claims)), key=lambda i: (claims[i].able is None, claims[i].home not in free)):
         able = [one for one in workers if claims[i].able is None or one.worker in (claims[i].able or ())]
         best = max(able, key=lambda one: choice(claims[i], one), default=None)

@@ -1,4 +1,4 @@
-"""Connections between workers for the values of flows: one for each direction, TCP with the cluster's TLS.
+"""Send values of flows between workers: a TCP connection for each direction, with the cluster's TLS.
 
     token | message | message | ...          message: number of parts | bytes of each | parts
 
@@ -26,25 +26,25 @@ from distributed.protocol.pickle import dumps
 
 logger = logging.getLogger(__name__)
 
-# Seconds until a connection is given up, and messages go over Dask's own.
+# Seconds until a connection is abandoned and messages use Dask's own connections.
 CONNECTS = 1.0
-# Milliseconds until a message is given up that no host confirms.
+# Milliseconds until a message that no host confirms is abandoned.
 _GIVES_UP_MS = 30_000
-# Seconds until a listener tries again that has no file descriptor for a connection.
-_AGAIN = 0.1
-# Messages of up to so many bytes are sent as one.
-_JOINED = 1 << 16
+# Seconds until a listener without a file descriptor for a connection tries again.
+_RETRY_S = 0.1
+# Messages up to this size in bytes are sent in one piece.
+_JOIN_BYTES = 1 << 16
 _COUNT = struct.Struct("!I")
 _BUFFER = 1 << 16
 
 
 def pack(name: object, value: object) -> list[Any]:
-    """Return a message as the bytes that are sent, in parts: the pickles of a name and of its value, and buffers."""
+    """Return the parts of a message as bytes: the pickles of a name and of its value, and the value's buffers."""
     buffers: list[pickle.PickleBuffer] = []
     payload = dumps(value, protocol=5, buffer_callback=buffers.append)  # type: ignore[no-untyped-call]
     parts: list[Any] = [pickle.dumps(name, 5), payload, *(buffer.raw() for buffer in buffers)]
     head = struct.pack(f"!I{len(parts)}Q", len(parts), *map(len, parts))
-    if sum(map(len, parts)) <= _JOINED:
+    if sum(map(len, parts)) <= _JOIN_BYTES:
         return [b"".join((head, *parts))]
     return [head, *parts]
 
@@ -100,7 +100,7 @@ class Sender:
                 self._socket.sendall(part)
 
     def is_closed(self) -> bool:
-        """Return whether the other end is seen to have closed the connection, on which nothing is received."""
+        """Return whether the other end has closed the connection (this end never receives on it)."""
         if isinstance(self._socket, ssl.SSLSocket) or not hasattr(socket, "MSG_DONTWAIT"):
             return False
         try:
@@ -115,9 +115,9 @@ class Sender:
 
 
 class Listener:
-    """Accepts connections of other workers, and calls `receive` with the parts of each message.
+    """Accepts connections of other workers and calls `receive` with the parts of each message.
 
-    The thread of a connection calls `lost` when the connection ends in the midst of a message, or a message cannot be
+    The thread of a connection calls `lost` if the connection ends in the middle of a message, or a message cannot be
     stored.
     """
 
@@ -157,7 +157,7 @@ class Listener:
             except OSError as error:
                 if not self._is_closed:
                     logger.warning("dask_ferro: a connection of a flow could not be accepted: %s", error)
-                    sleep(_AGAIN)
+                    sleep(_RETRY_S)
                 continue
             threading.Thread(
                 target=self._serve, args=(connection,), name="ferro-flow-receive", daemon=True
@@ -170,13 +170,13 @@ class Listener:
             if stream is not None:
                 self._read(stream)
         except (EOFError, OSError) as error:
-            logger.debug("a connection of flows could not be made: %s", error)
+            logger.debug("a connection of flows could not be established: %s", error)
         finally:
             self._connections.discard(connection)
             connection.close()
 
     def _greeted(self, connection: socket.socket) -> BufferedReader | None:
-        """Return the stream of a connection; None: it is not of this cluster."""
+        """Return the stream of a connection; None: the connection is from another cluster."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(CONNECTS)
         if self._context is not None:
@@ -190,11 +190,11 @@ class Listener:
         return stream
 
     def _read(self, stream: BufferedReader) -> None:
-        """Pass the messages of a connection on, until it ends."""
+        """Pass the messages of a connection to `receive` until it ends."""
         try:
             while stream.peek(1):
                 self._receive(read_message(stream))
-        # A value that was not stored would be waited for.
+        # Members would wait for a value that was not stored.
         except Exception as error:  # noqa: BLE001
             if not self._is_closed:
                 logger.warning("dask_ferro: a message of a flow was lost: %r", error)

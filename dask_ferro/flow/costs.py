@@ -1,11 +1,11 @@
 """The costs of tasks: measured seconds and bytes, by prefix and group of the key.
 
-A group is one operation of one collection (`sum-6f3c...`), so that its tasks are alike, and a collection that is
-computed again has the same groups.  Calls of a model have one group for bundles of the same operators, FLOPs and bytes:
-that part of their names which stands before `CALL`.  A group that was never measured, as under the fresh names of
-Dask's next call, is a guess: the median of the newest groups of its prefix.  It may take as long as the longest of
-them, ten times the median where there is but one, and 1 ms at least.  A task whose prefix was never measured has the
-cost that it tells, if any (`task_cost`).
+A group is one operation of one collection (`sum-6f3c...`): its tasks are alike, and a collection that is computed
+again has the same groups.  Calls of a model have one group for bundles of the same operators, FLOPs and bytes; its
+name is the part of their names before `CALL`.  The cost of a group that was never measured, such as a group of Dask's
+next call with its fresh names, is a guess: the median of the newest groups of its prefix.  The maximum of that guess
+is the longest of these groups, or ten times the median if there is only one, and at least 1 ms.  A task whose prefix
+was never measured has its declared cost, if any (`task_cost`).
 
 Durations are seconds, sizes bytes.
 """
@@ -27,18 +27,19 @@ from distributed.utils import key_split_group
 from dask_ferro.flow.task_cost import CALL, TRIAL_S, WRONG, TaskCost
 from dask_ferro.policy.estimates import Mean
 
-# Groups remembered of one prefix, and prefixes in all: 15 MB at most.  One program has a dozen slices.
+# Groups stored for one prefix, and prefixes in all: at most 15 MB.  One program has a dozen slices.
 GROUPS, PREFIXES = 64, 1024
-# The newest groups, whose median projects one that was never measured, and how many tell how long it may take.
+# The newest groups, whose median projects a group that was never measured, and how many of them suffice for its
+# maximum.
 _NEWEST, _ENOUGH = 8, 2
-# After so many tasks that take another time than before, 7/8 of an estimate is theirs.
+# If tasks change their duration, an estimate has covered 7/8 of the change after this many tasks.
 _FORGOTTEN = 20
-# The bytes of an array's operation are the mean of so many tasks.
-_SIZED = 1000
+# The bytes of an array's operation are the mean of up to this many tasks.
+_SIZE_SAMPLES = 1000
 
 
 class MeasuredTasks(NamedTuple):
-    """Tasks of one group: how many ran, their seconds in all, and the mean bytes of a result; nan: not measured."""
+    """Tasks of one group: how many ran, their total seconds, and the mean bytes of a result; nan: not measured."""
 
     prefix: str
     group: str
@@ -47,7 +48,7 @@ class MeasuredTasks(NamedTuple):
     nbytes: float
 
 
-def merged(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:
+def merge_tasks(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:
     """Return two measurements of a group as one."""
     sized = [one for one in (a, b) if isfinite(one.nbytes)]
     tasks = sum(one.tasks for one in sized)
@@ -57,8 +58,7 @@ def merged(a: MeasuredTasks, b: MeasuredTasks) -> MeasuredTasks:
 
 @dataclass(slots=True)
 class _GroupCost:
-    """The cost of a group's tasks: the newest ones' seconds, and bytes of up to `most` before, as the last chunks of a
-    run are often smaller."""
+    """The cost of a group's tasks: the newest seconds, and bytes of many, since the last chunks are often smaller."""
 
     most: int
     seconds: Mean = field(default_factory=Mean)
@@ -72,7 +72,7 @@ class _GroupCost:
 
 def names_of(key: Key) -> tuple[str, str]:
     """Return the prefix and the group of a key, as Dask's scheduler names them."""
-    # All keys of an array's operation begin with one string, which is looked up once.
+    # All keys of an array's operation begin with one string, so it is looked up once.
     if isinstance(key, tuple) and key and isinstance(key[0], str):
         return _prefix(key[0]), key[0].partition(CALL)[0]
     return key_split(key), str(key_split_group(key))
@@ -86,9 +86,9 @@ class Costs:
 
     def __init__(self, measured: Iterable[MeasuredTasks] = ()) -> None:
         self._prefixes: dict[str, dict[str, _GroupCost]] = {}
-        # By prefix and group, what was returned since the last change: all tasks of a group cost the same.
+        # By prefix and group, the costs that were returned since the last change: all tasks of a group cost the same.
         self._returned: dict[tuple[str, str], TaskCost | None] = {}
-        # The scheduler's event loop adds, while another thread writes out a graph.
+        # The scheduler's event loop adds costs while another thread writes out a graph.
         self._lock = threading.Lock()
         self.changes = 0
         for one in measured:
@@ -99,13 +99,13 @@ class Costs:
         mean = measured.seconds / max(measured.tasks, 1)
         if not (isfinite(mean) and mean >= 0.0):
             return
-        # A group of its prefix's name has all calls of a function, of whatever size.
+        # A group with the name of its prefix has all calls of a function, of any size.
         is_mixed = measured.group == measured.prefix
         with self._lock:
             groups = self._prefixes[measured.prefix] = self._prefixes.pop(measured.prefix, {})
-            group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZED)
+            group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZE_SAMPLES)
             groups[measured.group] = group
-            # Once for each task, up to where the mean has forgotten what was before.
+            # Once for each task, until the mean has forgotten the previous values.
             for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
                 group.seconds.add(mean)
             if isfinite(measured.nbytes) and measured.nbytes >= 0:
@@ -129,7 +129,7 @@ class Costs:
             groups = dict(self._prefixes.get(prefix, {}))
         if not groups:
             return None
-        # A group of its prefix's name has all calls of a function, of whatever size.
+        # A group with the name of its prefix has all calls of a function, of any size.
         group = groups.get(name) if name != prefix else None
         if group is not None:
             return TaskCost(group.seconds.value, group.nbytes)
@@ -140,7 +140,7 @@ class Costs:
         return TaskCost(usual, max(g.nbytes for g in among), max(most, TRIAL_S))
 
     def all(self) -> Iterator[MeasuredTasks]:
-        """Yield the costs, from the least recently measured on: `Costs` makes the same of them."""
+        """Yield the costs, the least recently measured first; `Costs.add` restores them in this order."""
         with self._lock:
             known = [(prefix, dict(groups)) for prefix, groups in self._prefixes.items()]
         for prefix, groups in known:
@@ -149,8 +149,8 @@ class Costs:
                 yield MeasuredTasks(prefix, name, 1, group.seconds.value, nbytes)
 
 
-def measured_of(record: Mapping[str, Any]) -> MeasuredTasks | None:
-    """Return a measurement from its record in a file or a message, or None if it is one of another release."""
+def to_measured(record: Mapping[str, Any]) -> MeasuredTasks | None:
+    """Return a measurement from its record in a file or a message, or None if another release wrote the record."""
     try:
         return MeasuredTasks(**record)
     except TypeError:

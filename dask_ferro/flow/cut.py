@@ -1,10 +1,10 @@
-"""Where a graph is cut into parts that run one after another, as flows do that would last too long as one.
+"""Cut a graph into parts that run one after another, because one flow would last too long.
 
-    0 1 2 │ 3 4 5 │ a │ 6 7      tasks in a topological order, `a` by itself; the values that cross a line are picked
+    0 1 2 │ 3 4 5 │ a │ 6 7      tasks in a topological order, `a` on its own; the values that cross a line are picked
 
 Parts are neighbours in one topological order: no part waits for a later one, and nothing outside of a part is both
-before and after its tasks.  A part that does not fit is cut near the middle of its seconds, where the fewest values
-cross.  The order is that of the tasks' numbers, which is depth first, so that few values cross anywhere.
+before and after its tasks.  A part that does not fit is cut near the middle of its seconds, at the place that the
+fewest values cross.  Tasks are ordered by their numbers, which is depth first, so that few values cross anywhere.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from dask_ferro.graph.bundling.partition import Floats, Ints
 
 Part = TypeVar("Part")
 Plan: TypeAlias = Callable[[Ints, float], Part | None]
-# How far from the middle of its seconds a part may be cut, as a share of them.
-_OFF = 1 / 8
+# Maximum distance of a cut from the middle of a part, as a share of the part's seconds.
+_MAX_OFFSET = 1 / 8
 
 
-def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part], most: int) -> list[Part]:
-    """Return the parts of a graph, in the order in which they run; [] where they would be more than `most`.
+def cut_graph(
+    seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part], most: int
+) -> list[Part]:
+    """Return the parts of a graph in the order in which they run; [] if there would be more than `most`.
 
-    Tasks are in a topological order.  A row of `edges` is (task, its reader, bytes); those into one task are side by
-    side, and tasks in their order.  Tasks that are not `inside` run by themselves.  `plan` returns the part of some
-    tasks, while so many bytes of results that cross its bounds are in memory, or None if it does not fit.
+    Tasks are in a topological order.  A row of `edges` is (task, its reader, bytes); edges are sorted by their
+    readers. A task that is not `inside` is a part on its own.  `plan(tasks, crossing)` returns the part of some tasks
+    while `crossing` bytes of results that cross its bounds are in memory, or None if it does not fit.
     """
-    order, spans = ordered(edges, inside)
+    order, spans = sort_tasks(edges, inside)
     src, dst = np.argsort(order)[edges[:, :2].T.astype(np.int64)]
     last, nbytes = np.arange(len(order)), np.zeros(len(order))
     np.maximum.at(last, src, dst)
@@ -50,8 +52,8 @@ def cut(seconds: Floats, edges: Floats, inside: Sequence[bool], plan: Plan[Part]
     return [] if left else parts
 
 
-def ordered(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int, int]]]:
-    """Return tasks in a topological order, and the bounds of those `inside` that no others lie between."""
+def sort_tasks(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int, int]]]:
+    """Return tasks in a topological order, and the bounds of the runs of tasks that are `inside`."""
     # How often paths to each task inside leave for tasks outside.
     stage = [0 if is_inside else -1 for is_inside in inside]
     for u, v in edges[:, :2].astype(np.int64).tolist():
@@ -63,12 +65,12 @@ def ordered(edges: Floats, inside: Sequence[bool]) -> tuple[Ints, list[tuple[int
 
 
 def _middle(seconds: Floats, last: Ints) -> int:
-    """Return where the fewest values cross, near the middle; `last` has the last reader of each task's result."""
+    """Return the cut near the middle that the fewest values cross; `last` has the last reader of each task's result."""
     n = len(seconds)
-    # Results that are read behind all of them are picked wherever they are cut.
+    # Results whose last reader is behind all of these tasks are picked at any cut.
     own = np.flatnonzero(last < n)
     changes = np.bincount(own, minlength=n) - np.bincount(last[own], minlength=n)
     done = np.cumsum(seconds)
     off = np.abs(done[:-1] - done[-1] / 2)
-    places = np.flatnonzero(off <= max(float(off.min()), _OFF * float(done[-1])))
+    places = np.flatnonzero(off <= max(float(off.min()), _MAX_OFFSET * float(done[-1])))
     return int(places[np.lexsort((off[places], np.cumsum(changes)[places]))[0]]) + 1

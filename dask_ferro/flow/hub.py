@@ -1,12 +1,12 @@
-"""The hub of a worker: the runs of flows that it takes part in, and what arrives for them.
+"""The hub of a worker: its runs of flows, and the values and messages that arrive for them.
 
-A hub is set up in each worker by a worker plugin, which tells the scheduler where it listens.  A value may arrive
-before the worker's own member starts, and waits here.  A run that is void (a member's worker is gone, a member was
-cancelled) ends at the next inner task: its members ask the scheduler to run them again.
+A worker plugin sets up a hub in each worker and reports the hub's address to the scheduler.  A value may arrive
+before the worker's own member starts; the hub stores it.  A run that is void (a member's worker is lost, a member was
+cancelled) ends at the next inner task: its members request that the scheduler run them again.
 
     a thread of a member        computes, sends values, asks for tasks, and waits
     a thread of a connection    stores what arrives
-    one more                    answers those that ask: a thread of a connection never sends, so that two never wait
+    one more                    answers requests: a thread of a connection never sends, so that two never wait
                                 for each other
 
 A member of a flow whose tasks may be stolen ends when the tasks of all workers have ended.
@@ -41,24 +41,24 @@ from dask_ferro.policy.stealing.peers import Thief, gift
 logger = logging.getLogger(__name__)
 
 # Runs that ended, whose late values are dropped.
-_REMEMBERED = 1024
-# Seconds after which Python lets another thread run, while a flow runs here: a receiver must not wait for 5 ms.
+_MAX_ENDED = 1024
+# Python's switch interval in seconds while a flow runs here: a receiver must not wait for 5 ms.
 _SWITCHES = 5e-4
 
-# Seconds for which a member that waits keeps its thread.
+# Seconds for which a waiting member keeps its thread.
 _PATIENCE = 0.5
-# Tasks that are given away at once.
-_MOST_GIVEN = 64
+# Tasks that are given away in one message.
+_MAX_GIFT = 64
 
 # The hubs of this process, by the address of the worker.
 _hubs: WeakValueDictionary[str, Hub] = WeakValueDictionary()
-# Members that run in this process, and its switch interval without them.
+# Members that run in this process, and the process's switch interval without them.
 _running, _stock_s = 0, sys.getswitchinterval()
 _switches = threading.Lock()
 
 
 class Home(NamedTuple):
-    """Where a member runs: the address of its worker, and host and port of the worker's hub."""
+    """A member's place: the address of its worker, and host and port of the worker's hub."""
 
     worker: str
     host: str
@@ -66,7 +66,7 @@ class Home(NamedTuple):
 
 
 class Void(Exception):
-    """The run has no future: members have to start again."""
+    """The run cannot complete: its members have to start again."""
 
 
 class _Unsendable(Exception):
@@ -91,14 +91,14 @@ class Message(NamedTuple):
 
 
 class _Post(NamedTuple):
-    """A message, and to whom it goes."""
+    """A message, and its receivers."""
 
     message: Message
     homes: Collection[Home]
 
 
-class _Here:
-    """A run on this worker: its state, and what threads wait for."""
+class _LocalRun:
+    """A run on this worker: its state, and the events that threads wait for."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -108,7 +108,7 @@ class _Here:
         self.is_void = False
         self.members = 0
         self.homes: Sequence[Home] = ()
-        # The first member here, and on the other workers that steal; on those of them whose tasks have not ended.
+        # The first member here, the first members on other workers that steal, and which of the latter have not ended.
         self.own = 0
         self.others: list[int] = []
         self.unfinished: set[int] = set()
@@ -134,16 +134,16 @@ class _Here:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to do any more, here and for others."""
+        """Whether nothing is left to do, here and for other workers."""
         return self.run is not None and self.run.is_done and not self.unfinished
 
     @property
     def has_to_say_done(self) -> bool:
-        """Whether the others wait to hear that all tasks of this worker have ended."""
+        """Whether the others still wait for the message that all tasks of this worker have ended."""
         return self.run is not None and self.run.is_done and bool(self.others) and not self.has_said_done
 
     def notify(self) -> None:
-        """Wake one thread for what is to do, or all if there will be nothing."""
+        """Wake one thread for the next action, or all threads if no action will follow."""
         if self.is_over:
             self.changed.notify_all()
         elif self.has_to_say_done or (self.run is not None and self.run.is_ready):
@@ -151,7 +151,7 @@ class _Here:
 
     def gift(self, run: FlowRun) -> list[StolenTask]:
         now = perf_counter()
-        spare = run.spare(_MOST_GIVEN)
+        spare = run.spare(_MAX_GIFT)
         sizes = (float(sum(map(safe_sizeof, (task.call, *run.inputs_of(task).values())))) for task in spare)
         running = now - max(self.starts.values(), default=now)
         seconds = self.spent / self.ended if self.ended else running
@@ -161,8 +161,8 @@ class _Here:
 class Hub:
     """The flows of one worker.
 
-    `token` is what connections of this cluster begin with, `contexts` are the TLS contexts for connections from others
-    and to others.  `relay` sends a message to the address of a worker whose hub cannot be reached, or raises an error.
+    Connections of this cluster begin with `token`; `contexts` are the TLS contexts for connections from others and to
+    others.  `relay` sends a message to the address of a worker whose hub cannot be reached, or raises an error.
     """
 
     def __init__(
@@ -176,14 +176,14 @@ class Hub:
         self.worker = worker
         self._token, self._relay = token, relay
         serving, self._connecting = contexts
-        self._runs: dict[str, _Here] = {}
+        self._runs: dict[str, _LocalRun] = {}
         self._ended: dict[str, None] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._senders: dict[Home, Sender] = {}
-        # Those that are reached over Dask's connections alone.
+        # Workers that are reached only over Dask's connections.
         self._relayed: set[Home] = set()
-        # A connection may take seconds, for which no value waits.
+        # A connection may take seconds; no value waits for it.
         self._connects = threading.Lock()
         self._answers: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         threading.Thread(target=self._answer, name="ferro-flow-answer", daemon=True).start()
@@ -194,12 +194,12 @@ class Hub:
     # -- what arrives --------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
-        """End all runs, as values for any of them may have been lost."""
+        """End all runs, because values of any of them may have been lost."""
         for name in list(self._runs):
             self.void(name)
 
     def take(self, message: bytes) -> None:
-        """Store what a worker has sent that does not reach this hub."""
+        """Store the message of a worker that cannot connect to this hub."""
         self._receive(read_message(BufferedReader(BytesIO(message))))
 
     def _receive(self, parts: list[memoryview]) -> None:
@@ -212,7 +212,7 @@ class Hub:
         self.deliver(Message(name, kind, key, value))
 
     def deliver(self, message: Message) -> None:
-        """Store what another worker has sent."""
+        """Store the message of another worker."""
         here = self._here(message.run)
         if here is None:
             return
@@ -223,7 +223,7 @@ class Hub:
                 self._store(here, here.run, message)
                 here.notify()
 
-    def _store(self, here: _Here, run: FlowRun, message: Message) -> None:
+    def _store(self, here: _LocalRun, run: FlowRun, message: Message) -> None:
         _, kind, key, value = message
         if kind == "value":
             run.receive(key, value)
@@ -238,7 +238,7 @@ class Hub:
             victim, keys = key
             has_failed = isinstance(value, Failed)
             here.thief.answered(victim, 0 if has_failed else len(value), perf_counter())
-            # A thread that waits for an answer asks sooner than it had to without one.
+            # After an answer, a waiting thread may ask again earlier than without one.
             here.changed.notify()
             for one in keys if has_failed else ():
                 self._answers.put(
@@ -257,19 +257,19 @@ class Hub:
                 here.is_void = True
                 here.changed.notify_all()
 
-    def _here(self, name: str) -> _Here | None:
-        """Return a run on this worker, which may not have begun; None: it has ended, or the hub is closed."""
+    def _here(self, name: str) -> _LocalRun | None:
+        """Return a run on this worker, even if it has not begun; None: it has ended, or the hub is closed."""
         here = self._runs.get(name)
         if here is not None:
             return here
         with self._lock:
             has_ended = self._is_closed or name in self._ended
-            return None if has_ended else self._runs.setdefault(name, _Here(name))
+            return None if has_ended else self._runs.setdefault(name, _LocalRun(name))
 
     def _end(self, name: str) -> None:
         self._runs.pop(name, None)
         self._ended[name] = None
-        if len(self._ended) > _REMEMBERED:
+        if len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     # -- what runs -----------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Hub:
     def run(
         self, name: str, share: Share, inputs: Mapping[Key, Any], homes: Sequence[Home], times: TaskTimes
     ) -> tuple[Any, ...]:
-        """Compute a member's share, and what else is ready here; return the member's results, or raise `Void`."""
+        """Compute a member's share and other ready tasks; return the member's results, or raise `Void`."""
         here = self._here(name)
         if here is None:
             raise Void(name)
@@ -292,7 +292,7 @@ class Hub:
             here.members += 1
             here.changed.notify_all()
         try:
-            with _switching():
+            with _fast_switching():
                 self._drain(here, run, times)
             return run.results(share)
         except Void:
@@ -306,7 +306,7 @@ class Hub:
                 with self._lock:
                     self._end(name)
 
-    def _drain(self, here: _Here, run: FlowRun, times: TaskTimes) -> None:
+    def _drain(self, here: _LocalRun, run: FlowRun, times: TaskTimes) -> None:
         thread, idle = threading.get_ident(), perf_counter()
         while True:
             with here.changed:
@@ -336,8 +336,8 @@ class Hub:
                 if here.is_over or here.members > 1:
                     here.notify()
 
-    def _step(self, here: _Here, run: FlowRun, times: TaskTimes, idle: float) -> InnerTask | _Post | None:
-        """Wait until there is something to do, and return it; None: there will be nothing."""
+    def _step(self, here: _LocalRun, run: FlowRun, times: TaskTimes, idle: float) -> InnerTask | _Post | None:
+        """Wait for the next action and return it; None: no action will follow."""
         while True:
             if here.is_void:
                 raise Void(here.name)
@@ -358,11 +358,13 @@ class Hub:
             here.changed.wait(min(_PATIENCE, here.thief.seconds(start)))
             now = perf_counter()
             times.figures.waited += now - start
-            # The awaited value may itself wait for this thread: others have the thread from now on.
+            # The awaited value may itself wait for this thread, so other tasks of the worker get the thread.
             if now - idle >= _PATIENCE and not _has_seceded():
                 secede()  # type: ignore[no-untyped-call]
 
-    def _send_result(self, here: _Here, run: FlowRun, task: InnerTask, value: Any, times: TaskTimes) -> bool:
+    def _send_result(
+        self, here: _LocalRun, run: FlowRun, task: InnerTask, value: Any, times: TaskTimes
+    ) -> bool:
         """Send a result to its readers; return False if the worker that gave the task away has to run it itself."""
         owner = run.owner_of(task)
         readers = task.readers if owner is None else (*task.readers, owner)
@@ -375,7 +377,7 @@ class Hub:
             if owner is not None:
                 self._send(Message(here.name, "back", task.key, None), [here.homes[owner]])
                 return False
-            # Readers of the value elsewhere fail; the reason itself may be an error that cannot be pickled.
+            # Readers of the value on other workers fail; the reason itself may be an error that cannot be pickled.
             reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.__cause__!r}")
             nbytes = self._send(Message(here.name, "value", task.key, Failed(reason)), homes)
         figures = times.figures
@@ -385,9 +387,10 @@ class Hub:
         return True
 
     def _send(self, message: Message, homes: Collection[Home]) -> int:
-        """Send a message to workers; return the bytes that passed.
+        """Send a message to workers; return the number of bytes that were sent.
 
-        `Void`: a worker cannot be reached.  `_Unsendable`: the message cannot be pickled, and was sent to nobody.
+        It raises `Void` if a worker cannot be reached, and `_Unsendable` if the message cannot be pickled; then no
+        worker has received it.
         """
         here = {home: hub for home in homes if (hub := _hubs.get(home.worker)) is not None}
         away = [home for home in homes if home not in here]
@@ -403,7 +406,8 @@ class Hub:
         for home in away:
             try:
                 self._pass(home, parts)
-            # A worker that ends raises more than OSErrors: its event loop is closed, or it knows no such message.
+            # A worker that ends raises more than OSErrors: its event loop is closed, or it does not accept this
+            # message.
             except Exception as error:
                 self._forget(home)
                 raise Void(f"{message.run}: no connection to {home.worker}: {error}") from error
@@ -416,8 +420,8 @@ class Hub:
         while (answer := self._answers.get()) is not None:
             answer()
 
-    def _give(self, here: _Here, thief: int) -> None:
-        """Give tasks away to a worker that has asked, or none."""
+    def _give(self, here: _LocalRun, thief: int) -> None:
+        """Give tasks away to a worker that has asked, or answer that there are none."""
         run = here.run
         assert run is not None
         with here.changed:
@@ -455,13 +459,15 @@ class Hub:
         with self._connects:
             if home in self._senders or home in self._relayed:
                 return self._senders.get(home)
-            # Workers come and go, and a connection to one that is gone stays until somebody closes it.
+            # Workers come and leave, and a connection to a worker that left stays open until it is closed here.
             for gone in [to for to, one in list(self._senders.items()) if one.is_closed()]:
                 self._forget(gone)
             try:
                 sender = self._senders[home] = Sender((home.host, home.port), self._token, self._connecting)
             except OSError as error:
-                logger.info("dask_ferro: values for %s go over Dask's connections: %s", home.worker, error)
+                logger.info(
+                    "dask_ferro: values for %s are sent over Dask's connections: %s", home.worker, error
+                )
                 self._relayed.add(home)
                 return None
             return sender
@@ -474,7 +480,7 @@ class Hub:
 
     def close(self) -> None:
         """End all runs, and close all connections."""
-        # A member that has found the hub by now must not begin: nobody would end its run.
+        # A member that has already looked up the hub must not begin, because its run would never end.
         with self._lock:
             self._is_closed = True
         self._lose()
@@ -492,9 +498,9 @@ def hub_of(worker: str) -> Hub | None:
 
 
 def call_task(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
-    """Return the result of a task; a `Failed` if it raises an error, or reads one.
+    """Return the result of a task; a `Failed` if the task raises an error, or reads a `Failed`.
 
-    If the task raises `Reschedule`, all that runs with it starts again.
+    If the task raises `Reschedule`, all tasks of its run start again.
     """
     for value in inputs.values():
         if isinstance(value, Failed):
@@ -504,7 +510,7 @@ def call_task(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
         result = task.call(inputs)
     except Reschedule:
         raise
-    # It is the user's, and is raised where somebody asks for the result.
+    # It is the user's error, and is raised when its result is requested.
     except Exception as error:  # noqa: BLE001
         # Some exceptions forbid it.
         with suppress(Exception):
@@ -524,8 +530,8 @@ def _has_seceded() -> bool:
 
 
 @contextmanager
-def _switching() -> Iterator[None]:
-    """Let Python's threads switch often while a flow runs in this process."""
+def _fast_switching() -> Iterator[None]:
+    """Shorten Python's switch interval while a flow runs in this process."""
     global _running, _stock_s
     with _switches:
         if not _running:

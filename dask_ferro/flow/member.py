@@ -1,4 +1,4 @@
-"""The task of Dask's that runs a share: a bundle, which is a flow of one member, or a member of a flow.
+"""The Dask task that runs a share: a bundle, which is a flow of one member, or a member of a flow.
 
     one member, one output     its value
     else                       a tuple of values; an error of a task is a `Failed`, which `pick` raises
@@ -19,22 +19,22 @@ from dask_ferro.flow.repeat import unroll
 from dask_ferro.flow.run import Failed, FlowRun, Share
 from dask_ferro.flow.times import TaskTimes
 
-# The annotation by which the scheduler says a run's name, and where its members are.
+# The annotation with which the scheduler announces a run: its name, and the places of its members.
 PLACES = "ferro-flow"
 # The metadata of a member that has ended: its `MemberFigures`.
 FIGURES = "ferro-flow"
 
 
-class Read(NamedTuple):
-    """Where a share finds an input: the argument's number, the place in it (-1: all of it), and the input's key."""
+class ShareInput(NamedTuple):
+    """Source of a share's input: the argument's number, the position in it (-1: all of it), and the input's key."""
 
     argument: int
     place: int
     key: Key
 
 
-def run_share(share: Share, reads: tuple[Read, ...], *arguments: Any) -> Any:
-    """Return the results of a share's tasks; if there is but one, the error of its task is raised."""
+def run_share(share: Share, reads: tuple[ShareInput, ...], *arguments: Any) -> Any:
+    """Return the results of a share's tasks; if there is only one, raise the error of its task."""
     inputs = {
         read.key: arguments[read.argument] if read.place < 0 else arguments[read.argument][read.place]
         for read in reads
@@ -66,7 +66,7 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
     run, homes = own.annotations[PLACES]
     hub = hub_of(worker.address)
     try:
-        # Flows are being taken off this worker: the scheduler says what becomes of the member.
+        # The plugin of flows is being removed from this worker: the scheduler decides about the member.
         if hub is None:
             raise Void(run)
         results = hub.run(run, share, inputs, [Home(*home) for home in homes], times)
@@ -77,7 +77,7 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
 
 
 def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
-    """Return one result of a share that has several, or raise its error; `silent` are members that have none."""
+    """Return one result of a share that has several, or raise its error; `silent` are members without results."""
     result = results[place]
     if isinstance(result, Failed):
         raise result.error

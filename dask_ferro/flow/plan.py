@@ -1,10 +1,10 @@
-"""The plan of a flow: which member computes each task, in which order, and how long it is projected to take.
+"""Plan a flow: which member computes each task, in which order, and how long it is projected to take.
 
-Tasks are assigned in the order of their upward rank, each to the member where it is projected to end first (HEFT;
-Topcuoglu, Hariri, Wu, 2002), of those that have an input of it and the one that is free first.  Tasks without inputs
-are all ready at once, and say nothing of where their readers' other inputs are: neighbours in the graph's order go to
-one member, or each to the member that is free first, whichever is projected to end earlier.  Durations are seconds,
-sizes bytes.
+Tasks are assigned in the order of their upward rank, each to the member that is projected to end it first (HEFT:
+Topcuoglu, Hariri, Wu, 2002).  Candidates are the members that have an input of it and the member that is free first.
+Tasks without inputs are all ready at the start, and nothing is known about the places of their readers' other inputs:
+neighbours in the graph's order get one member, or each gets the member that is free first, whichever is projected to
+end earlier.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import numpy as np
 
 from dask_ferro.graph.bundling.partition import FlowCosts, Quotient, handed_out
 
-# How often what a message takes is counted where a task is assigned: that it is sent for one task is seen at once, that
-# its readers follow it there is not.  Large graphs try one.
+# Factors on the cost of a message when a task is assigned: the message for this task is known, but not that readers
+# of the task follow it to that member.  Large graphs try one factor.
 _AVERSIONS, _SMALL = (1.0, 8.0, 64.0), 10_000
 
 
 class FlowPlan(NamedTuple):
-    """Projected seconds, the member of each task, and the order in which ready tasks run (the least first)."""
+    """Projected seconds, the member of each task, and the order in which ready tasks run (the lowest first)."""
 
     seconds: float
     members: Sequence[int]
     order: Sequence[float]
 
 
-def planned(q: Quotient, members: int, costs: FlowCosts) -> FlowPlan:
+def plan_flow(q: Quotient, members: int, costs: FlowCosts) -> FlowPlan:
     """Return the plan of a graph of tasks for a number of members."""
     graph = _Graph.of(q, costs)
     order = np.argsort(-np.asarray(_ways(graph, costs)), kind="stable").tolist()
     free, blocks = [-1] * len(q), _blocks(q, members)
     found = [
-        _assigned(graph, order, owners.copy(), members, costs, aversion)
+        _assign(graph, order, owners.copy(), members, costs, aversion)
         for owners in (free, blocks)
         for aversion in (_AVERSIONS if len(q) <= _SMALL else _AVERSIONS[1:2])
     ]
@@ -60,10 +60,10 @@ def peak_bytes(q: Quotient, plan: FlowPlan) -> float:
 
 
 class _Graph(NamedTuple):
-    """Seconds of each task, with what it costs besides; its inputs and its readers: the first of each, and the rows.
+    """Seconds of each task, overhead included; its inputs and its readers: the first of each, and the rows.
 
-    Flat lists: a numpy array makes a new object for each element that is read, and a list for each task takes longer to
-    make than the plan.
+    Flat lists: a numpy array creates a new object for each element that is read, and creating a list for each task
+    takes longer than the plan.
     """
 
     spent: list[float]
@@ -84,7 +84,7 @@ class _Graph(NamedTuple):
 
 
 def _ways(graph: _Graph, costs: FlowCosts, owners: Sequence[int] | None = None) -> list[float]:
-    """Return the seconds from the start of each task to the end of the graph; with owners, what is sent costs."""
+    """Return the seconds from the start of each task to the end of the graph; with owners, messages are included."""
     ways, at, readers, goes = graph.spent.copy(), graph.reader_at, graph.readers, graph.goes
     for u in range(len(ways) - 1, -1, -1):
         tail = 0.0
@@ -100,7 +100,7 @@ def _ways(graph: _Graph, costs: FlowCosts, owners: Sequence[int] | None = None) 
 
 
 def _blocks(q: Quotient, members: int) -> list[int]:
-    """Return the members of tasks without inputs, neighbours together; -1 for the others."""
+    """Return the members of tasks without inputs, with neighbours together; -1 for the other tasks."""
     sources = np.flatnonzero(np.diff(q.pred_at) == 0)
     spent = q.seconds[sources] + 1e-9
     middle = np.cumsum(spent) - spent / 2
@@ -110,10 +110,10 @@ def _blocks(q: Quotient, members: int) -> list[int]:
     return found
 
 
-def _assigned(
+def _assign(
     graph: _Graph, order: Sequence[int], owners: list[int], members: int, costs: FlowCosts, aversion: float
 ) -> tuple[float, Sequence[int]]:
-    """Return the projected seconds, and the members of all tasks where those of some are given."""
+    """Return the projected seconds, and the members of all tasks; the members of some tasks may be fixed."""
     message, averse = costs.message_s, (aversion - 1) * (costs.message_s + costs.hop_s)
     spent, input_at, inputs, comes = graph.spent, graph.input_at, graph.inputs, graph.comes
     free = [0.0] * members

@@ -1,4 +1,4 @@
-"""Tasks that repeat, written out: the steps of a training, which the graph has once.
+"""Write out tasks that repeat, such as the steps of a training, which the graph contains once.
 
     template   w1 = f(w0, x)                        carry   w0 is w1 of the repeat before
     repeats    w1 = f(w0, x1)   w2 = f(w1, x2)  ...          inputs  x of each repeat
@@ -18,8 +18,8 @@ from dask.typing import Key
 from dask_ferro.flow.run import Call, InnerTask, Repeat, Share
 
 
-class Renamed:
-    """A call whose inputs have other keys, or are here."""
+class RenamedCall:
+    """A call with some inputs replaced, by other keys or by values."""
 
     __slots__ = ("call", "constants", "keys")
 
@@ -34,12 +34,12 @@ class Renamed:
         return self.call({**self.constants, **{key: values[other] for key, other in self.keys.items()}})
 
 
-class Joined:
-    """Calls that return tuples, as one that returns all of their items."""
+class JoinedCall:
+    """Calls that return tuples, combined: returns all of their items."""
 
     __slots__ = ("calls",)
 
-    def __init__(self, calls: Collection[Renamed]) -> None:
+    def __init__(self, calls: Collection[RenamedCall]) -> None:
         self.calls = calls
 
     @property
@@ -63,9 +63,9 @@ def write_repeats(repeat: Repeat) -> Iterator[InnerTask]:
     """Yield the tasks of all repeats."""
     last = len(repeat.inputs)
     for task in repeat.tasks:
-        calls = [_renamed(task.call, repeat, number) for number in range(1, last + 1)]
+        calls = [_rename(task.call, repeat, number) for number in range(1, last + 1)]
         if key_of(repeat.name, task.key, 0) == task.key:
-            yield task._replace(call=Joined(calls))
+            yield task._replace(call=JoinedCall(calls))
             continue
         next_ones = repeat.next_readers.get(task.key, ())
         all_readers = tuple(sorted({*task.readers, *next_ones}))
@@ -75,13 +75,13 @@ def write_repeats(repeat: Repeat) -> Iterator[InnerTask]:
 
 
 def key_of(name: str, key: Key, number: int) -> Key:
-    """Return the key that a repeat has for one of the template; other keys are all repeats' own."""
+    """Return a repeat's key for a key of the template; all repeats share other keys."""
     if type(key) is not tuple:
         return key
     return (str(key[0]).replace(f"{name}-1", f"{name}-{number}"), *key[1:])
 
 
-def _renamed(call: Call, repeat: Repeat, number: int) -> Renamed:
+def _rename(call: Call, repeat: Repeat, number: int) -> RenamedCall:
     keys, constants = {}, {}
     for key in call.dependencies:
         if key in repeat.inputs[0]:
@@ -90,4 +90,4 @@ def _renamed(call: Call, repeat: Repeat, number: int) -> Renamed:
             keys[key] = key_of(repeat.name, repeat.carry[key], number - 1)
         else:
             keys[key] = key_of(repeat.name, key, number)
-    return Renamed(call, keys, constants)
+    return RenamedCall(call, keys, constants)

@@ -7,9 +7,9 @@
     it cannot run what it was given       ->  take_back
 
 A worker may have several members of a flow; whichever of its threads is free takes the next task of any of them.  A
-task that another worker runs stays in its member's count: its value comes back, and goes to all readers from there.  An
-inner task that fails has a `Failed` as its value, and so have the tasks that read it: the others are computed, as they
-would be without flows.  Nothing here locks, sends or waits.
+task that another worker runs stays in its member's count: its value comes back, and goes to all readers from there.
+An inner task that fails has a `Failed` as its value, and so have the tasks that read it; the other tasks are
+computed, like without flows.  Nothing here locks, sends or waits.
 
 A bundle is a flow of one member.
 """
@@ -33,13 +33,12 @@ class Call(Protocol):
     def __call__(self, values: dict[Any, Any]) -> Any: ...
 
 
-# The annotation of tasks whose member is decided before they are submitted: those of ranks.
+# The annotation of tasks whose member is decided before they are submitted, such as the tasks of ranks.
 MEMBER = "ferro-member"
 
 
 class MemberTask(NamedTuple):
-    """The member of a flow that computes a task: the worker on which it runs, if that is there, and which one of that
-    worker's members it is; the ready task of least order runs first."""
+    """The member that computes a task: its worker, if that is present, and its number there; the lowest order first."""
 
     worker: str
     lane: str
@@ -47,27 +46,27 @@ class MemberTask(NamedTuple):
 
 
 class InnerTask(NamedTuple):
-    """A task of a flow; the ready task of least rank runs first."""
+    """A task of a flow; the ready task of the lowest rank runs first."""
 
     key: Key
     call: Call
     rank: float
-    # The members, apart from its own, with tasks that read the result.
+    # The other members with tasks that read the result.
     readers: tuple[int, ...] = ()
     # A `trace.About`, or nothing.
     about: tuple[Any, ...] = ()
 
 
 class Repeat(NamedTuple):
-    """Tasks of one member that run several times, each time on results of the time before (`flow.repeat`)."""
+    """Tasks of one member that run several times, each time on results of the previous time (`flow.repeat`)."""
 
-    # The part of the keys that the repeat's number follows.
+    # The part of the keys before the repeat's number.
     name: str
-    # Those of the first repeat.
+    # The calls of the first repeat.
     tasks: tuple[InnerTask, ...]
-    # By input, the key of the first repeat's task whose result the next repeat reads in its place.
+    # By input, the key of the first repeat's task whose result the next repeat reads instead.
     carry: Mapping[Key, Key]
-    # For each repeat, the values that it alone reads, by the keys that the first one has for them.
+    # For each repeat, the values that only this repeat reads, by the first repeat's keys for them.
     inputs: Sequence[Mapping[Key, Any]]
     # By key, the members with tasks of the next repeat that read the result.
     next_readers: Mapping[Key, tuple[int, ...]]
@@ -97,12 +96,12 @@ class Share(NamedTuple):
 
     @property
     def total(self) -> int:
-        """How many tasks it has, those of all repeats."""
+        """Number of tasks, all repeats included."""
         return len(self.tasks) + sum(len(one.tasks) * len(one.inputs) for one in self.repeats)
 
 
 class Failed(NamedTuple):
-    """The value of an inner task that raised an error, and of those that read it."""
+    """The value of an inner task that raised an error, and of tasks that read such a value."""
 
     error: Exception
 
@@ -135,7 +134,7 @@ class FlowRun:
         return bool(self._ready)
 
     def add(self, share: Share, inputs: Mapping[Key, Any]) -> None:
-        """Begin with a member's tasks, which read `inputs` and what members send."""
+        """Begin with a member's tasks, which read `inputs` and values of other members."""
         self._values.update(inputs)
         self._left.update(share.outputs)
         self._unfinished += len(share.tasks)
@@ -152,7 +151,7 @@ class FlowRun:
         self._coming.discard(share.member)
 
     def receive(self, key: Key, value: Any) -> None:
-        """Take a value that another worker has computed."""
+        """Store a value that another worker has computed."""
         if key in self._away:
             self.finish(self._away.pop(key), value)
         elif key not in self._values:
@@ -160,7 +159,7 @@ class FlowRun:
             self._wake(key)
 
     def take(self) -> InnerTask:
-        """Return the ready task of the least rank, which the caller runs."""
+        """Return the ready task of the lowest rank, which the caller runs."""
         return heappop(self._ready)[2]
 
     def inputs_of(self, task: InnerTask) -> dict[Key, Any]:
@@ -169,13 +168,13 @@ class FlowRun:
         return {key: self._values[key] for key in task.call.dependencies}
 
     def finish(self, task: InnerTask, value: Any) -> None:
-        """Store the result of a task that ended, and drop inputs that nobody reads any more."""
+        """Store the result of a task that ended, and drop inputs without further readers."""
         self._unfinished -= 1
         if self._stolen.pop(task.key, None) is not None:
             if self._left[task.key] or self._coming:
                 self.receive(task.key, value)
             return
-        # A member that is still to come may read it.
+        # A member that has not begun yet may read it.
         if self._left[task.key] or self._coming:
             self._values[task.key] = value
             self._wake(task.key)
@@ -195,7 +194,7 @@ class FlowRun:
         return len(self._ready)
 
     def spare(self, most: int) -> list[InnerTask]:
-        """Return ready tasks that another worker may run, from the one that would begin last on."""
+        """Return ready tasks that another worker may run; the task that would begin last comes first."""
         last = nlargest(most, self._ready) if self._gives else ()
         return [task for _, _, task in last if task.key not in self._stolen]
 
@@ -220,12 +219,12 @@ class FlowRun:
         self._push(stolen.task)
 
     def owner_of(self, task: InnerTask) -> int | None:
-        """Return a member on the worker that gave a task away; None: it is of this worker."""
+        """Return a member on the worker that gave a task away; None: the task belongs to this worker."""
         stolen = self._stolen.get(task.key)
         return None if stolen is None else stolen.owner
 
     def drop(self, task: InnerTask) -> None:
-        """Forget a task of another worker, which runs it itself."""
+        """Forget a task of another worker, which runs the task itself."""
         del self._stolen[task.key]
         self._unfinished -= 1
 

@@ -1,6 +1,6 @@
-"""The cost of one task, measured or as it tells itself: by the annotation "ferro", or as one of a model's bundles.
+"""The cost of one task, measured or declared: with the annotation "ferro", or by a bundle of a model.
 
-What a task tells is a guess, which may take ten times as long.  Durations are seconds, sizes bytes.
+A declared cost is a guess; the task may take ten times as long.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dask_ferro.policy.estimates import is_duration
 
 # The annotation of projected seconds, which placement and stealing read.
 FERRO = "ferro"
-# In a name, before what tells calls of one model apart.
+# In a name, the separator before the part that differs between calls of one model.
 CALL = "@"
-# How many times as long a guess may take, and always so many seconds: a trial on small data takes microseconds, and
-# tells little of the next call.
+# How many times as long as its guess a task may take, and the minimum of that maximum in seconds: a trial on small
+# data takes microseconds and predicts little about the next call.
 WRONG, TRIAL_S = 10.0, 1e-3
-# A task that tells its seconds alone has so many bytes of its result for each: memory is hardly written faster.
+# A task that declares only its seconds has this many bytes of its result for each: memory is hardly written faster.
 _WRITES = 1e9
 
 
@@ -29,15 +29,15 @@ class TaskCost(NamedTuple):
     most: float = 0.0
 
 
-def guessed_cost(seconds: float, nbytes: float) -> TaskCost:
+def guess_cost(seconds: float, nbytes: float) -> TaskCost:
     """Return the cost of a task that was not measured."""
     return TaskCost(seconds, nbytes, max(WRONG * seconds, TRIAL_S))
 
 
 def own_cost(annotation: object) -> TaskCost | None:
-    """Return the cost that the annotation "ferro" of a task tells; None: it tells no seconds.
+    """Return the cost that a task declares with the annotation "ferro"; None: it declares no seconds.
 
-    The bytes that a task reads and writes are no less than its result.
+    The bytes that a task reads and writes are not less than its result.
     """
     told = annotation if isinstance(annotation, Mapping) else {}
     seconds, nbytes = told.get("seconds"), told.get("bytes")
@@ -45,4 +45,4 @@ def own_cost(annotation: object) -> TaskCost | None:
         return None
     if not (isinstance(nbytes, int | float) and is_duration(nbytes)):
         nbytes = seconds * _WRITES
-    return guessed_cost(seconds, nbytes)
+    return guess_cost(seconds, nbytes)

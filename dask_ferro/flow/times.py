@@ -1,7 +1,7 @@
-"""How long the tasks of bundles and flows took, and the bytes of their results.
+"""Measure how long the tasks of bundles and flows take, and the bytes of their results.
 
-Each task is timed (0.6 us), and many a result is sized, for the next run: the scheduler gets a message every 0.2 s at
-most, for all bundles of a process.  Durations are seconds, sizes bytes.
+Each task is timed (0.6 us) and many results are sized for the next run.  The scheduler gets at most one message in
+0.2 s for all bundles of a process.  Durations are seconds, sizes bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dask.typing import Key
 from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.costs import MeasuredTasks, merged, names_of
+from dask_ferro.flow.costs import MeasuredTasks, merge_tasks, names_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,7 @@ _GROUPS = 256
 
 @dataclass
 class MemberFigures:
-    """The values and bytes that a member of a flow sent to other workers, the tasks of others that it ran, and how long
-    it had none to run."""
+    """Values and bytes that a member of a flow sent to other workers, tasks of others that it ran, its idle seconds."""
 
     values: int = 0
     nbytes: int = 0
@@ -54,19 +53,19 @@ class InnerRun(NamedTuple):
     about: tuple[Any, ...] = ()
 
 
-# Called with the runs of a bundle's tasks in this process, after it; None: nobody asks.
+# Called after each bundle of this process, with the runs of its tasks; None: not installed.
 Listener = Callable[[list[InnerRun]], None]
 _listener: Listener | None = None
 
 
 def listen(listener: Listener | None) -> None:
-    """Install a hook that is told of each bundle that ran in this process; None removes it."""
+    """Install a hook that is called after each bundle of this process; None removes it."""
     global _listener
     _listener = listener
 
 
 class TaskTimes:
-    """The tasks that ran in one task of Dask's, and what it did as a member of a flow."""
+    """The tasks that ran in one Dask task, and the task's figures as a member of a flow."""
 
     def __init__(self) -> None:
         self.figures = MemberFigures()
@@ -75,7 +74,7 @@ class TaskTimes:
         self._budget = 0.0
 
     def note(self, key: Key, start: float, result: object, about: tuple[Any, ...] = ()) -> None:
-        """Note a task that has just ended, and the bytes of its result, if it is a group's first or time is left."""
+        """Record a task that has just ended; size its result if it is the first of its group or time is left."""
         stop, nbytes, names = perf_counter(), nan, names_of(key)
         self._budget += _SIZING * (stop - start)
         if self._budget > 0 or names not in self._sized:
@@ -85,10 +84,10 @@ class TaskTimes:
         self._runs.append(InnerRun(key, start, stop, nbytes, about))
 
     def tell(self) -> None:
-        """Tell the scheduler, now and then, and the hook.  The results are there: nothing may fail for this."""
+        """Report to the scheduler, at intervals, and to the hook.  The results exist: an error must not lose them."""
         try:
             worker = None
-            # The caller's own thread, where Dask's local schedulers compute, has none.
+            # The caller's own thread, in which Dask's local schedulers compute, has none.
             with suppress(ValueError):
                 worker = get_worker()
             if worker is not None and (measured := _pending.taken(tally(self._runs))):
@@ -108,13 +107,13 @@ class _Pending:
         self._sent = -_EVERY
 
     def taken(self, measured: Iterable[MeasuredTasks]) -> list[MeasuredTasks]:
-        """Add measurements; return all that are to be sent now, none if the last message is too recent."""
+        """Add measurements; return all that must be sent now, none if the last message is too recent."""
         with self._lock:
             for one in measured:
                 name = one.prefix, one.group
                 before = self._measured.get(name)
                 if before is not None:
-                    one = merged(before, one)
+                    one = merge_tasks(before, one)
                 if before is not None or len(self._measured) < _GROUPS:
                     self._measured[name] = one
             now = monotonic()
@@ -129,7 +128,7 @@ _pending = _Pending()
 
 
 def tally(runs: list[InnerRun]) -> list[MeasuredTasks]:
-    """Return the runs of a bundle's tasks summed up by group."""
+    """Return the runs of a bundle's tasks, summed by group."""
     found: dict[tuple[str, str], list[InnerRun]] = {}
     for run in runs:
         found.setdefault(names_of(run.key), []).append(run)

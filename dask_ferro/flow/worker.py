@@ -1,4 +1,4 @@
-"""The worker plugin of flows: it sets up the worker's hub, and tells the scheduler where that listens."""
+"""The worker plugin of flows: it sets up the worker's hub and reports the hub's address to the scheduler."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dask_ferro.flow.hub import Hub
 logger = logging.getLogger(__name__)
 
 NAME = "ferro-flow"
-# The metric with host and port of the hub, the message that ends a run, and one with a value, from another worker.
+# The metric with host and port of the hub, the message that ends a run, and the message with another worker's value.
 METRIC = "ferro-flow"
 VOID = "ferro-flow-void"
 _VALUE = "ferro_flow_value"
 
 
 class FlowWorker(WorkerPlugin):
-    """Lets a worker take part in flows.
+    """Lets a worker run members of flows.
 
-    `token` is what connections between the hubs of a cluster begin with.  `installation` tells a worker's hub from that
-    of an earlier installation, of which the scheduler may still have the metric.
+    Connections between the hubs of a cluster begin with `token`.  `installation` distinguishes a worker's hub from
+    the hub of an earlier installation, whose metric the scheduler may still have.
     """
 
     name = NAME
@@ -35,7 +35,7 @@ class FlowWorker(WorkerPlugin):
         self._hub: Hub | None = None
 
     async def setup(self, worker: Worker) -> None:
-        """Listen, and report to the scheduler at once."""
+        """Listen, and report to the scheduler immediately."""
         arguments = worker.security.get_listen_args, worker.security.get_connection_args
         contexts = [of("worker").get("ssl_context") for of in arguments]  # type: ignore[no-untyped-call]
         host = "127.0.0.1" if worker.address.startswith("inproc") else worker.ip
@@ -49,7 +49,10 @@ class FlowWorker(WorkerPlugin):
             hub = self._hub = Hub(worker.address, host, self._token, contexts, relay)
         except OSError as error:
             logger.warning(
-                "dask_ferro: %s takes part in no flow: cannot listen at %s: %s", worker.address, host, error
+                "dask_ferro: %s runs no members of flows: cannot listen at %s: %s",
+                worker.address,
+                host,
+                error,
             )
             return
 
@@ -63,10 +66,10 @@ class FlowWorker(WorkerPlugin):
         await worker.heartbeat()
 
     def teardown(self, worker: Worker) -> None:
-        """Close the hub; runs end, and their members ask to be run again."""
+        """Close the hub; runs end, and their members request to be run again."""
         worker.metrics.pop(METRIC, None)
         worker.handlers.pop(_VALUE, None)
-        # A message that is on its way must not end the connection to the scheduler.
+        # A message that is still being sent must not end the connection to the scheduler.
         worker.stream_handlers[VOID] = lambda run: None
         if self._hub is not None:
             self._hub.close()
@@ -76,7 +79,7 @@ class FlowWorker(WorkerPlugin):
 async def _relay(worker: Worker, address: str, message: bytes) -> None:
     """Send a message to another worker over Dask's own connections."""
     pool = worker.rpc
-    # The scheduler knows at once of a worker that is gone, and Dask's own 30 s would hold up the next run.
+    # The scheduler notices a lost worker immediately, and Dask's own 30 s would hold up the next run.
     comm = await pool.connect(address, timeout=CONNECTS)
     try:
         await send_recv(comm, op=_VALUE, message=message)

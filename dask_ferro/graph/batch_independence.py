@@ -1,16 +1,16 @@
-"""Dependence between the rows of a batch: if they depend on each other, chunks give other results than the batch.
+"""Decide whether the rows of a batch depend on each other: if they do, chunks give other results than the batch.
 
-A walk over the nodes in order tracks the axis of the rows in each value, by the facts of each operator in `graph.ops`;
-most of these are the labels that `sharding.propagate` splits too:
+A walk over the nodes in order tracks the axis of the rows in each value with the facts of each operator in
+`graph.ops`; most of these are the labels that `sharding.propagate` splits too:
 
     x  Rows(0) --Transpose--> Rows(1) --MatMul--> Rows(1) --Softmax(axis=0)--> Rows(1) --Transpose--> Rows(0)
     x  Rows(0) --ReduceMean(axes=[0])--> combined: surely mixed
 
 An output that ends as `Rows(0)` can be computed chunk by chunk.  A node that combines rows, selects some by index, or
 computes with their number is a sure finding; a node without facts (a loop, a custom operator, an unknown shape) is an
-unsure one, which a trial decides.  Sizes (`Shape`, and values computed from it) are tracked element by element, so that
-a reshape to a computed shape is not a finding; a chunk has fewer rows than the batch, so any other use of their number
-is one:
+unsure finding, which a trial decides.  Sizes (`Shape`, and values computed from it) are tracked element by element,
+so that a reshape to a computed shape is not a finding; a chunk has fewer rows than the batch, so any other use of
+their number is one:
 
     Expand(x [N, 1], [n, 4])     allowed: the axis of the rows has this size anyway
     Expand(x [N, 1], [n])        aligned from the back, so each row is repeated n times
@@ -27,7 +27,7 @@ from math import prod
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
-from dask_ferro.graph.ir.nodes import Types, bodies, nested, reads, type_of
+from dask_ferro.graph.ir.nodes import Types, bodies, nodes_and_bodies, reads, type_of
 from dask_ferro.graph.ops.facts import ALONG_ROWS, UNKNOWN_TO_KEEP
 from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode
 from dask_ferro.graph.ops.states import FREE, Counts, Depends, Finding, Free, Rows, State, counts_of
@@ -44,9 +44,9 @@ def dependence(
     Parameters
     ----------
     model : onnx_ir.Model
-        In a topological order.
+        The model, in a topological order.
     types : mapping of str to ValueType
-        From `inference.infer` without declared types, which may be wrong; with as many known sizes as possible.
+        Result of `inference.infer` without declared types, which may be wrong; with as many known sizes as possible.
     others : mapping of str to ValueType
         The same at another number of rows.
     carriers : collection of str
@@ -101,8 +101,8 @@ class _RowWalk:
         """Return the state of all outputs of a node, or of each."""
         if node.op_type in ("Shape", "Size") and node.domain == "":
             return self._sizes(node, self.state(node.inputs[0]))
-        if any(_draws(TypedNode(inner, self.types, self.opset)) for inner in nested(node)):
-            return self._sure(node, "draws random numbers, which chunks of the rows draw anew")
+        if any(_draws(TypedNode(inner, self.types, self.opset)) for inner in nodes_and_bodies(node)):
+            return self._sure(node, "draws random numbers, which chunks of the rows draw again")
         has_bodies = bool(bodies(node))
         states = [self.state(v) for v in (reads(node) if has_bodies else node.inputs)]
         found = [s for s in states if isinstance(s, Finding)]
@@ -115,7 +115,7 @@ class _RowWalk:
             condition = self.state(node.inputs[0]) if node.op_type == "If" else FREE
             if isinstance(condition, Counts) and condition.depends is not None:
                 return self._sure(node, "takes a branch by their number")
-            return self._unknown(node, "has a body, which is not looked into")
+            return self._unknown(node, "has a body, which is not inspected")
         if not any(isinstance(s, Rows) for s in states):
             return self._counted(node, states)
         return self._of_rows(node, states)
@@ -141,7 +141,7 @@ class _RowWalk:
             return Counts(None)
         elements = [self._depends(node, i, s) for i, s in enumerate(states)]
         made = self._told(node, sizes(TypedNode(node, self.types, self.opset), elements, self.rows))
-        # The last operand is the shape of what is filled or repeated; the operands before are its values.
+        # The last operand is a shape to fill or to repeat for; the operands before it are the values.
         values = [s.depends for s in states[:-1] if isinstance(s, Counts)]
         if isinstance(made, Rows) and values:
             return self._told(node, Finding(None not in values, _BY_THEIR_NUMBER))
@@ -179,7 +179,7 @@ class _RowWalk:
         return found
 
     def _has_more_by_number(self, value: ir.Value, state: State) -> bool:
-        """Return whether the number of rows is in the length of another axis than that of the rows."""
+        """Return whether the number of rows is in the length of an axis other than the rows' axis."""
         shape, other = (type_of(value, types).shape for types in (self.types, self.others))
         if not isinstance(state, Rows) or shape is None or other is None:
             return False
@@ -188,7 +188,7 @@ class _RowWalk:
     def _by_rule(self, node: ir.Node, states: Sequence[State], rule: Rule) -> State | list[State]:
         labels: dict[tuple[str, int], None] = {}
         for i, state in enumerate(states):
-            # Counts are lengths here, which the shape of the result tells.
+            # Counts are lengths here, so the shape of the result decides.
             if isinstance(state, (Free, Counts)) or i in rule.ignored:
                 continue
             assert isinstance(state, Rows)
@@ -201,11 +201,11 @@ class _RowWalk:
         if not labels:
             return FREE
         if len(labels) != 1:
-            return self._sure(node, "puts each of them together with the others")
+            return self._sure(node, "combines each of them with the others")
         ((label, before),) = labels
         # A weight with one element for each row: it would not fit any other number of rows.
         if any(s == FREE and label in dims for s, dims in zip(states, rule.inputs, strict=False)):
-            return self._unknown(node, "puts them together with as many numbers of the model")
+            return self._unknown(node, "combines them with as many numbers of the model")
         return [self._placed(node, rule.outputs, i, label, before) for i in range(len(node.outputs))]
 
     def _placed(self, node: ir.Node, outputs: Sequence[Dims], i: int, label: str, before: int) -> State:

@@ -27,7 +27,7 @@ from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.local.array_files import read, save
 from dask_ferro.local.cluster_context import connect, start_cluster
 from dask_ferro.local.progress import Progress, follow
-from dask_ferro.lower.model.collection import Model, from_onnx, opened_of
+from dask_ferro.lower.model.collection import Model, from_onnx, prepared_of
 from dask_ferro.lower.model.inventory import spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
 from dask_ferro.observe.tracing import profile, trace_suffix
@@ -212,7 +212,7 @@ def trial(
             tell(f"run {number + 1} of {request.repeat}: {measured.seconds:.4g} s")
         if request.trace:
             tell(f"trace in {request.trace}")
-        specs = opened_of(model).signature.outputs
+        specs = prepared_of(model).signature.outputs
         results = {specs[0].name: measured.result} if len(specs) == 1 else dict(measured.result)
         if request.sink:
             save(request.sink, results)
@@ -322,7 +322,7 @@ def _model(request: RunRequest) -> Model:
 
 def _inputs(request: RunRequest, model: Model) -> tuple[dict[str, Any], str]:
     """Return the arrays by name, and their origin."""
-    sig = opened_of(model).signature
+    sig = prepared_of(model).signature
     if request.source is None:
         # With a given number of rows, a model of fixed batch size is run slice by slice.
         free = replace(sig, batch=None) if request.rows else sig
@@ -333,7 +333,7 @@ def _inputs(request: RunRequest, model: Model) -> tuple[dict[str, Any], str]:
 def _check_sink(sink: Path | None, model: Model) -> None:
     if sink is None:
         return
-    specs = opened_of(model).signature.outputs
+    specs = prepared_of(model).signature.outputs
     if sink.suffix == ".npy" and len(specs) > 1:
         names = ", ".join(s.name for s in specs)
         raise InputError(
@@ -352,12 +352,12 @@ def row_count(sig: Signature, arrays: Mapping[str, Any]) -> int | None:
 
 def chunk_per_thread(model: Model, arrays: Mapping[str, Any], threads: int) -> int | None:
     """Return the rows of a chunk so that each thread has one; None if rows are not known to be independent."""
-    sig = opened_of(model).signature
+    sig = prepared_of(model).signature
     rows = {len(arrays[s.name]) for s, c in zip(sig.inputs, sig.carries, strict=True) if c}
     if len(rows) != 1 or not all(sig.gives) or (isinstance(sig.batch, int) and not sig.fixed_rows):
         return None
     (count,) = rows
     # Checked last, as it follows rows through the whole graph.
-    if threads < 2 or count < 2 or opened_of(model).row_dependence(arrays):
+    if threads < 2 or count < 2 or prepared_of(model).row_dependence(arrays):
         return None
     return ceil(count / threads)

@@ -1,8 +1,8 @@
-"""Annotations of tasks and nodes: the region and the placement that their graph names.
+"""Annotate tasks and nodes with the region and the placement that their graph names.
 
-A trace records keys and workers; that a task is the second layer's backward pass, sharded by rows, is known only when
-the graph is lowered.  So lowering records it: as an annotation of each task (`trace.ABOUT`), and for an op inside a
-bundle by the name of its node.  Annotations change neither the results nor the placement of tasks.
+A trace records keys and workers.  Only lowering knows that a task is, for example, the second layer's backward pass,
+sharded over rows.  So lowering records it: as an annotation of each task (`trace.ABOUT`), and for an op inside a
+bundle under the name of its node.  Annotations change neither the results nor the placement of tasks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dask_ferro.words import at_most
 
 # Region and placement of each node, by the node's name.
 NodeLabels = Mapping[str, tuple[str, str]]
-# Regions and placements listed at most: the size of a task must not grow with its nodes.
-_LISTED = 3
+# Maximum number of regions and placements in one annotation: the size of a task must not grow with its nodes.
+_MAX_TEXTS = 3
 
 
 def node_labels(nodes: Iterable[ir.Node]) -> NodeLabels:
@@ -29,18 +29,18 @@ def node_labels(nodes: Iterable[ir.Node]) -> NodeLabels:
     return {name: both for name, both in found.items() if any(both)}
 
 
-def about(nodes: Iterable[ir.Node]) -> About:
+def task_annotation(nodes: Iterable[ir.Node]) -> About:
     """Return the annotation of a task: the regions and placements of the nodes that it computes, in order."""
     known = list(nodes)
-    return About(_listed(str(region_of(node)) for node in known), _listed(map(_placement, known)))
+    return About(_list_texts(str(region_of(node)) for node in known), _list_texts(map(_placement, known)))
 
 
 def _placement(node: ir.Node) -> str:
     return node.metadata_props.get(PLACEMENT, "")
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return "; ".join(at_most(_LISTED, filter(None, dict.fromkeys(texts))))
+def _list_texts(texts: Iterable[str]) -> str:
+    return "; ".join(at_most(_MAX_TEXTS, filter(None, dict.fromkeys(texts))))
 
 
 class ByHead(dict[tuple[Any, ...], tuple[Any, ...]]):

@@ -1,4 +1,4 @@
-"""The current distributed client, and the number of worker threads that a model is cut for."""
+"""Find the current distributed client, and the number of worker threads that a model is cut for."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dask.system import CPU_COUNT
 from dask_ferro import config
 from dask_ferro.lower.upstream import pool_size
 
-# The client that graphs are written for in a block, in a tuple; None: the default one.
-_CHOSEN: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
+# The client that graphs are written for inside a block, in a tuple; None: the default client.
+_CURRENT: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
 
 
 @contextmanager
-def written_for(client: Any) -> Iterator[None]:
+def use_client(client: Any) -> Iterator[None]:
     """Let a client, or None for this process, be the current client inside a block."""
-    token = _CHOSEN.set((client,))
+    token = _CURRENT.set((client,))
     try:
         yield
     finally:
-        _CHOSEN.reset(token)
+        _CURRENT.reset(token)
 
 
 def client_of(schedule: Any) -> Any:
@@ -43,11 +43,11 @@ def live_client() -> Any:
 
 def current_client() -> Any:
     """Return the distributed client that a computation would go to by default, or None."""
-    chosen = _CHOSEN.get()
+    chosen = _CURRENT.get()
     if chosen is not None:
         return chosen[0]
 
-    # Importing distributed takes a third of a second; where nothing has imported it, there is no client.
+    # Importing distributed takes a third of a second; if nothing has imported it, there is no client.
     if "distributed" not in sys.modules:
         return None
     if dask.config.get("scheduler", None) not in (None, "dask.distributed", "distributed"):

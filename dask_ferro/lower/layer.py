@@ -1,11 +1,12 @@
-"""Tasks over the chunks of inputs, as one lazy layer of a Dask graph.
+"""One lazy layer of a Dask graph with the tasks over the chunks of inputs.
 
-The layer takes a few hundred bytes per bundle, whatever the number of chunks: its tasks are generated where they are
-needed, on the scheduler.  The key of bundle b of chunk c is ``(head..., c, tail...)``; the tail is the zeros that a
-`dask.array` has after the chunk number, so that a bundle's result can itself be a block of the array.
+The layer takes a few hundred bytes per bundle, whatever the number of chunks: its tasks are generated on the
+scheduler, which needs them.  The key of bundle b of chunk c is ``(head..., c, tail...)``; the tail is the zeros that
+a `dask.array` has after the chunk number, so that a bundle's result can itself be a block of the array.
 
-Small arrays travel inside the tasks, and large ones in the graph, chunk by chunk, as those of `dask.array.from_array`:
-the scheduler has them where a worker is lost.  Dask arrays, delayed values and futures keep their own keys.
+Small arrays are part of the tasks, and large arrays are part of the graph, chunk by chunk, as in
+`dask.array.from_array`: the scheduler still has them if a worker is lost.  Dask arrays, delayed values and futures
+keep their own keys.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Literal(NamedTuple):
 
 
 class RunLengths(NamedTuple):
-    """Values of all chunks of which few differ, each with the number of chunks that it has in a row."""
+    """Values of all chunks that rarely change, each with the number of consecutive chunks that have it."""
 
     runs: tuple[tuple[Any, int], ...]
 
@@ -82,7 +83,7 @@ KeysOrValue = KeySeries | Literal
 class TaskSeries(NamedTuple):
     """One task for each chunk: the keys, the function, and the sources of its arguments, by position and by name.
 
-    With `cost`, these are tasks of one of several bundles.
+    If `cost` is set, these are tasks of one of several bundles.
     """
 
     keys: KeySeries
@@ -105,7 +106,7 @@ class TaskSeries(NamedTuple):
 class LazyLayer(Layer):
     """A layer whose tasks are generated on first access and are not serialized.
 
-    A scheduler that cannot load it refuses the graph with a sentence that names what it lacks.
+    A scheduler that cannot load it refuses the graph with an error that names the missing package.
     """
 
     _tasks: dict[Key, GraphNode] | None = None
@@ -135,7 +136,7 @@ class LazyLayer(Layer):
         return self._tasks is not None
 
     def get_output_keys(self) -> set[Key]:
-        """Return every key, as another layer may read any result."""
+        """Return every key, because another layer may read any result."""
         return {one.keys.at(chunk) for one in self.series for chunk in range(one.chunks)}
 
     def __getitem__(self, key: Key) -> GraphNode:
@@ -151,7 +152,7 @@ class LazyLayer(Layer):
 # ---- inputs of tasks ---------------------------------------------------------------------------------------
 
 
-class Feed(NamedTuple):
+class TaskInput(NamedTuple):
     """One input as tasks read it: keys or values, the layers that it adds to the graph, and the last of these."""
 
     source: KeysOrValue
@@ -160,18 +161,18 @@ class Feed(NamedTuple):
     top: str | None = None
 
 
-def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Feed:
+def task_input(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> TaskInput:
     """Return an input as tasks read it.
 
-    `chunks` are the rows of each chunk where the value is cut along axis 0; None: it is taken whole.
+    `chunks` are the rows of each chunk if the value is cut along axis 0; None: each task reads all of it.
     """
     if is_dask_collection(value):
         return _collection(name, value, chunks)
     if not isinstance(value, np.ndarray) and is_future(value):
-        return of_future(value)
-    cut = _cut(value, chunks)
+        return future_input(value)
+    cut = _chunk_rows(value, chunks)
     if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * len(cut or "1"):
-        return embedded(name, value, chunks)
+        return embed_input(name, value, chunks)
     import dask.array as da
 
     label = f"ferro-input-{name}-{token}{'' if cut is None else f'-{tokenize(cut)[:8]}'}"
@@ -180,35 +181,37 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
     return _collection(name, lazy, cut)
 
 
-def embedded(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
-    """Return an input as a part of the tasks that read it; its arguments are those of `feed`."""
-    cut = _cut(value, chunks)
-    return Feed(Literal((value,) if cut is None else tuple(np.split(value, np.cumsum(cut)[:-1]))), {}, {})
+def embed_input(name: str, value: Any, chunks: Sequence[int] | None) -> TaskInput:
+    """Return an input as a part of the tasks that read it; the arguments are the same as in `task_input`."""
+    cut = _chunk_rows(value, chunks)
+    return TaskInput(
+        Literal((value,) if cut is None else tuple(np.split(value, np.cumsum(cut)[:-1]))), {}, {}
+    )
 
 
-def _cut(value: Any, chunks: Sequence[int] | None) -> tuple[int, ...] | None:
+def _chunk_rows(value: Any, chunks: Sequence[int] | None) -> tuple[int, ...] | None:
     # One row serves every chunk.
     return None if chunks is None or len(value) == 1 else tuple(chunks)
 
 
-def of_future(future: Any) -> Feed:
-    """Return what a future holds as tasks read it."""
-    return Feed(
+def future_input(future: Any) -> TaskInput:
+    """Return the value of a future as tasks read it."""
+    return TaskInput(
         KeySeries(one=future.key), {future.key: {future.key: future}}, {future.key: set()}, future.key
     )
 
 
-def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> Feed:
+def _collection(name: str, value: Any, chunks: Sequence[int] | None) -> TaskInput:
     graph, top = layers_of(name, value)
     if chunks is not None:
         series = KeySeries((value.name,), (0,) * (value.ndim - 1))
-        return Feed(series, graph.layers, graph.dependencies, top)
+        return TaskInput(series, graph.layers, graph.dependencies, top)
     keys = list(dask.core.flatten(value.__dask_keys__()))
     if len(keys) != 1:
         is_array = is_dask_array(value)
         remedy = "one chunk with .rechunk(-1)" if is_array else "without batch_size=, or compute it first"
-        raise InputError(f"input {name!r} is taken whole and comes in {len(keys)} chunks; make it {remedy}")
-    return Feed(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
+        raise InputError(f"input {name!r} is read whole and has {len(keys)} chunks; make it {remedy}")
+    return TaskInput(KeySeries(one=keys[0]), graph.layers, graph.dependencies, top)
 
 
 def layers_of(name: str, value: Any) -> tuple[HighLevelGraph, str]:

@@ -1,11 +1,11 @@
 """Tasks, models and worker plugins in a form that each process of a cluster can load, with dask_ferro or without it.
 
-Dask ends a worker that cannot load a message: it would not start where it is sent a worker plugin of ours, and would
-lose its results at its first task of ours.  So such an object pickles as bytes, and an expression of the standard
-library loads them; where that fails, a stand-in takes the place (`stand_in`), whose call is an error that names the
-worker, what it has and the remedy.
+Dask ends a worker that cannot load a message: a worker without dask_ferro would not start if it received one of its
+worker plugins, and would lose its results at the first task of dask_ferro.  So such an object pickles as bytes, and
+an expression of the standard library loads them.  If that fails, a stand-in replaces the object (`stand_in`); a call
+of the stand-in is an error that names the worker, its version of the package and the remedy.
 
-An object inside another one is pickled as usual: the outermost one is portable.
+An object inside another object is pickled as usual: the outermost one is portable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower import stand_in
 from dask_ferro.lower.upstream import Task
 
-# A process that has loaded dask_ferro has the module, and compiles this line (20 us) and not the source (0.5 ms).
+# A process with dask_ferro has loaded the module: it compiles only this line (20 us) and not the source (0.5 ms).
 _EXPRESSION = f"(__import__('sys').modules.get({stand_in.__name__!r}) or eval(sent['module'])).load(sent)"
 _MODULE = (
     "(lambda module: exec(__import__('zlib').decompress(sent['source']), vars(module)) or module)"
@@ -34,9 +34,9 @@ _is_inside: ContextVar[bool] = ContextVar("dask_ferro_portable", default=False)
 def portable(
     value: object, around: Callable[[Any], object] | None = None, protocol: int = 0
 ) -> tuple[object, ...] | None:
-    """Return what the `__reduce__` of an object returns, so that it loads everywhere; None inside another such object.
+    """Return the result of an object's `__reduce__` with which it loads everywhere; None inside another such object.
 
-    `around` makes what takes the object's place of a stand-in, with Dask's own classes.  From pickle's protocol 5 on,
+    `around` builds the replacement from a stand-in, with Dask's own classes.  If pickle's protocol is 5 or newer,
     arrays stay outside of the payload, which is copied several times on its way.
     """
     if _is_inside.get():
@@ -69,7 +69,7 @@ def _frame() -> dict[str, object]:
 
 
 class PortableTask(Task):  # type: ignore[misc]
-    """A task that each worker can load; without dask_ferro it fails there, and names the worker."""
+    """A task that each worker can load; on a worker without dask_ferro it fails with an error that names the worker."""
 
     __slots__ = ()
 
@@ -78,9 +78,9 @@ class PortableTask(Task):  # type: ignore[misc]
 
 
 class BundleTask(PortableTask):
-    """The task of one of several bundles: Dask's optimizer would put together again what was cut.
+    """The task of one of several bundles, which Dask's optimizer would otherwise fuse again.
 
-    It has its projected cost, as Dask's optimizer drops the annotations of layers.
+    It has its projected cost, because Dask's optimizer drops the annotations of layers.
     """
 
     __slots__ = ("cost",)
@@ -111,7 +111,7 @@ class PortableCall:
 
 
 class PortablePlugin:
-    """A pickled worker plugin, as what each process can load; without dask_ferro it says what is missing."""
+    """A pickled worker plugin that each process can load; without dask_ferro it reports the missing package."""
 
     def __init__(self, pickled: bytes) -> None:
         self.pickled = pickled

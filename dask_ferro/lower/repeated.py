@@ -1,6 +1,6 @@
-"""A layer of tasks that repeat: the graph holds one step, and is all of them to whoever reads its tasks.
+"""A layer of tasks that repeat: the graph contains one step, but a reader of its tasks sees all steps.
 
-RepeatedTasks      client and scheduler keep and send it as it is; a flow's members write it out (`flow.repeat`)
+RepeatedTasks      client and scheduler store and send one step; a flow's members write out all (`flow.repeat`)
 its items          the same tasks, for all other ways to run them: Dask's schedulers, tasks one by one
 """
 
@@ -25,9 +25,9 @@ class RepeatedTasks(Mapping[Key, Task]):
     Parameters
     ----------
     name, carry, inputs
-        As of `flow.run.Repeat`.
+        The same as in `flow.run.Repeat`.
     template : mapping of key to task
-        Those of the first repeat, and those that end all repeats.
+        The tasks of the first repeat, and the tasks that end all repeats.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class RepeatedTasks(Mapping[Key, Task]):
 
 def _task(task: InnerTask) -> Task:
     reads = tuple(task.call.dependencies)
-    return Task(task.key, _called, task.call, reads, *map(TaskRef, reads))
+    return Task(task.key, _call_with, task.call, reads, *map(TaskRef, reads))
 
 
-def _called(call: Callable[[dict[Key, Any]], Any], reads: Sequence[Key], *values: Any) -> Any:
+def _call_with(call: Callable[[dict[Key, Any]], Any], reads: Sequence[Key], *values: Any) -> Any:
     return call(dict(zip(reads, values, strict=True)))
 
 
@@ -84,7 +84,7 @@ def repeats_in(layers: Mapping[str, Any]) -> list[RepeatedTasks]:
     ]
 
 
-def folded(layers: Mapping[str, Any]) -> tuple[dict[Key, GraphNode], dict[str, dict[Key, Any]]]:
+def fold_repeats(layers: Mapping[str, Any]) -> tuple[dict[Key, GraphNode], dict[str, dict[Key, Any]]]:
     """Return the tasks of layers, of those that repeat the template, and their annotations, by annotation and key."""
     graph: dict[Key, GraphNode] = {}
     annotations: dict[str, dict[Key, Any]] = {}

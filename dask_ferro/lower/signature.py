@@ -1,12 +1,12 @@
-"""The signature of a model, its inputs and outputs, and the check of given arrays against it.
+"""The signature of a model, its inputs and outputs; checks arrays against it.
 
 The batch axis is axis 0 of the first input whose axis 0 is open, or has the size 1: the inputs whose axis 0 has the
-same symbol (or the same fixed size) carry the batch with it.  For others whose axis 0 is open, the given arrays decide
-(`model.bound`); the rest are passed whole to every chunk.  All problems of a call are reported at once, before a graph
-is built.
+same symbol (or the same fixed size) carry the batch with it.  For others whose axis 0 is open, the arrays of the call
+decide (`model.bound`); the rest are passed whole to every chunk.  All problems of a call are reported together,
+before a graph is built.
 
-A call checks inputs that have a shape and a dtype when it is made.  A delayed value or a future has neither before it
-is computed, and a chunk of a dask array may differ from what its array declares; an engine would read big-endian bytes
+A call immediately checks inputs that have a shape and a dtype.  A delayed value or a future has neither before it is
+computed, and a chunk of a dask array may differ from the array's declaration; an engine would read big-endian bytes
 as other numbers, drop a mask, or broadcast.  So each task checks the model's own inputs again, by the same rules.
 """
 
@@ -43,8 +43,8 @@ FEATURE_NAMES = "feature_names"
 class ValueSpec(NamedTuple):
     """Name, numpy dtype (None: not a tensor, or unknown) and shape (None: rank unknown) of an input or output.
 
-    `classes` are the labels of the columns of a classifier's scores, where the model's ZipMap has them; `columns` the
-    names of an input's columns, where the model's metadata has them.
+    `classes` are the labels of the columns of a classifier's scores, if the model's ZipMap has them; `columns` are
+    the names of an input's columns, if the model's metadata has them.
     """
 
     name: str
@@ -75,8 +75,8 @@ class Signature:
     carries : tuple of bool
         Which inputs carry the batch.
     gives : tuple of bool
-        Which outputs may carry the batch: all where the batch is open, as declared shapes may be wrong and
-        `graph.batch_independence` traces the rows; where it is fixed, those whose axis 0 has its size or none.
+        Which outputs may carry the batch.  If the batch is open, all: declared shapes may be wrong, and
+        `graph.batch_independence` traces the rows.  If it is fixed, the outputs whose axis 0 has its size or none.
     """
 
     inputs: tuple[ValueSpec, ...]
@@ -97,7 +97,7 @@ class Signature:
 
     @property
     def held_elsewhere(self) -> str:
-        """Text on an axis that has the number of rows by its name and is not cut with them; "" where there is none."""
+        """Text about an axis that has the name of the batch axis and is not cut with it; "" if there is none."""
         cut = [s.shape for s in self.inputs if s.name in self.carried and s.shape]
         names = {shape[0] for shape in cut if isinstance(shape[0], str)}
         for spec in self.inputs:
@@ -118,7 +118,7 @@ def signature(model: ir.Model, types: Mapping[str, ValueType]) -> Signature:
     if first is None or first.shape is None:
         return Signature(inputs, outputs, None, (False,) * len(inputs), (False,) * len(outputs))
     batch = first.shape[0]
-    # Dimensions without a name may differ, so an unnamed batch axis is that of one input.
+    # Dimensions without a name may differ, so only one input has an unnamed batch axis.
     named = {s.name for s in inputs if batch is not None and (s.shape or ())[:1] == (batch,)}
     return with_batch(Signature(inputs, outputs, batch, (), ()), {first.name} | named)
 
@@ -167,13 +167,13 @@ def _with_columns(spec: ValueSpec, text: str) -> ValueSpec:
 # ---- the inputs of a call ----------------------------------------------------------------------------------
 
 
-def checked_arrays(sig: Signature, given: Any, title: str) -> dict[str, Any]:
+def call_arrays(sig: Signature, given: Any, title: str) -> dict[str, Any]:
     """Return the inputs of a call as arrays by name, which fit the signature.
 
     Raises
     ------
     InputError
-        Names, dtypes or shapes that do not fit, all of them at once.
+        If names, dtypes or shapes do not fit; the message lists all of them.
     """
     named = by_name(sig, given, title)
     arrays = {spec.name: as_array(spec, named[spec.name], title) for spec in sig.inputs}
@@ -187,7 +187,7 @@ def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
     Raises
     ------
     InputError
-        Names missing, unknown, or too many.
+        If names are missing or unknown, or there are too many.
     """
     names = [s.name for s in sig.inputs]
     if isinstance(given, Mapping):
@@ -227,8 +227,8 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
             continue
         elif shape_of(given) is None or not hasattr(given, "dtype"):
             problems.append(
-                f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}; pass a numpy array,"
-                " a dask array, a delayed value or a future"
+                f"input {spec.name!r} is a {type(given).__name__}, wanted an array: {spec}; pass a numpy"
+                " array, a dask array, a delayed value or a future"
             )
         else:
             problems += _dtype_problem(spec, given) or _unreadable(spec, given)
@@ -238,7 +238,7 @@ def check_arrays(sig: Signature, arrays: Mapping[str, Any], title: str) -> None:
 
 
 def _unreadable(spec: ValueSpec, given: Any) -> list[str]:
-    """Return descriptions of arrays that an engine would misread: of foreign byte order, a mask, no text."""
+    """Return descriptions of arrays that an engine would misread: foreign byte order, a mask, items other than text."""
     if isinstance(given, (list, tuple)):
         return list(dict.fromkeys(chain.from_iterable(_unreadable(spec, item) for item in given)))
     found: list[str] = []
@@ -249,7 +249,7 @@ def _unreadable(spec: ValueSpec, given: Any) -> list[str]:
         found = [f"an array of {given.dtype}"]
         remedy = f"convert it with .astype({given.dtype.newbyteorder('=').name!r})"
     elif isinstance(given, np.ndarray) and given.dtype == np.dtype(object):
-        # An array that stands in for a source is one element, however many rows it has.
+        # An array that represents a source is one element, whatever its number of rows.
         elements = given.flat if any(given.strides) else given.flat[:1]
         kinds = sorted({k.__name__ for k in set(map(type, elements)) if not issubclass(k, str)})
         found = [f"{k} among its texts, which would be read as a text" for k in kinds]
@@ -280,24 +280,25 @@ def _shape_problems(
         if axis == 0 and free_rows:
             continue
         if isinstance(wanted, int) and size != wanted:
-            remedy = "" if axis else f"; {fixed_batch(spec)}"
+            remedy = "" if axis else f"; {batch_remedy(spec)}"
             problems.append(f"input {spec.name!r} has {size} on axis {axis}, wanted {wanted}: {spec}{remedy}")
         elif isinstance(wanted, str) and size == size:
             # A size that dask does not know is nan, which equals no value, and is not compared.
             known = symbols.setdefault(wanted, (size, spec.name))
             if known[0] != size:
                 problems.append(
-                    f"input {spec.name!r} has {size} on axis {axis} ({wanted!r}), but {known[1]!r} has {known[0]}"
+                    f"input {spec.name!r} has {size} on axis {axis} ({wanted!r}), but {known[1]!r} has"
+                    f" {known[0]}"
                 )
     return problems
 
 
-def fixed_batch(spec: ValueSpec) -> str:
+def batch_remedy(spec: ValueSpec) -> str:
     """Return how to export a model without a fixed size on axis 0 of an input, for an error."""
     return (
-        "the export fixed axis 0: if it is the batch, export the model again with an open one, in torch.onnx.export"
-        f" dynamic_axes={{{spec.name!r}: {{0: 'batch'}}}}, or dynamic_shapes=({{0: torch.export.Dim('batch')}},) with"
-        " dynamo=True"
+        "the export fixed axis 0: if it is the batch, export the model again with an open one, in"
+        f" torch.onnx.export dynamic_axes={{{spec.name!r}: {{0: 'batch'}}}}, or"
+        f" dynamic_shapes=({{0: torch.export.Dim('batch')}},) with dynamo=True"
     )
 
 
@@ -320,12 +321,12 @@ def is_dask_array(value: Any) -> bool:
 def as_array(spec: ValueSpec, given: Any, title: str) -> Any:
     """Return numbers, lists and other host arrays as numpy arrays; numpy arrays, futures and collections unchanged.
 
-    Plain Python numbers are converted to the input's dtype where it can represent them.
+    Plain Python numbers are converted to the input's dtype if it can represent them.
 
     Raises
     ------
     InputError
-        They cannot be converted to an array, or the input's dtype cannot represent them.
+        If they cannot be converted to an array, or the input's dtype cannot represent them.
     """
     if spec.kind != "tensor" or comes_later(given):
         return given
@@ -346,27 +347,28 @@ def _from_python(spec: ValueSpec, given: Any, title: str) -> Any:
     what = f"{title}: input {spec.name!r}"
     if isinstance(given, (list, tuple)) and any(map(comes_later, given)):
         raise InputError(
-            f"{what} is a {type(given).__name__} of values that are not computed yet, wanted one value: {spec};"
-            " combine them with dask.array, or in a task"
+            f"{what} is a {type(given).__name__} of values that are not computed yet, wanted one value:"
+            f" {spec}; combine them with dask.array, or in a task"
         )
     try:
         found = np.asarray(given)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(
-            f"{what} is a {type(given).__name__} that cannot be converted to an array ({error}); wanted {spec}"
+            f"{what} is a {type(given).__name__} that cannot be converted to an array ({error}); wanted"
+            f" {spec}"
         ) from error
-    return converted(spec, found, what)
+    return convert(spec, found, what)
 
 
-def converted(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
-    """Return values in the input's dtype; raise `InputError` where it cannot represent them."""
+def convert(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
+    """Return values in the input's dtype; raise `InputError` if it cannot represent them."""
     dtype = spec.dtype
     if dtype is None or values.dtype == dtype:
         return values
     if values.size and not _holds(dtype, values):
         raise InputError(
-            f"{what} holds {values.dtype}, which {dtype} cannot represent without loss, wanted {dtype}: convert it"
-            f" with .astype({dtype.name!r})"
+            f"{what} holds {values.dtype}, which {dtype} cannot represent without loss, wanted {dtype}:"
+            f" convert it with .astype({dtype.name!r})"
         )
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)
@@ -392,16 +394,16 @@ def _holds(dtype: np.dtype[Any], found: Any) -> bool:
 
 
 class LateInputs:
-    """The model's own inputs among those of a bundle, and the dtypes and shapes that fitted last.
+    """The model's own inputs among the inputs of a bundle, and the dtypes and shapes that fitted last.
 
-    Chunks of a batch are nearly all alike, and whether an array fits is a matter of its dtype and shape alone: such a
-    task takes two comparisons for each input.
+    Chunks of a batch are nearly all alike, and only its dtype and shape decide whether an array fits: such a task
+    takes two comparisons for each input.
 
     Parameters
     ----------
     model : onnx_ir.Model
     names : sequence of str
-        The bundle's inputs; those that other bundles compute are not checked.
+        The bundle's inputs; inputs that other bundles compute are not checked.
     free_rows : sequence of bool
         Which of them may have any number of rows, though the model declares one; (): none.
     """
@@ -415,12 +417,13 @@ class LateInputs:
         self._fitted: list[tuple[np.dtype[Any], tuple[int, ...]]] | None = None
 
     def checked(self, values: list[Any], model: str) -> list[Any]:
-        """Return a task's values, of which the model's inputs are arrays that fit what it declares.
+        """Return a task's values; the model's inputs among them are arrays that fit the model's declarations.
 
         Raises
         ------
         InputError
-            A dtype (byte order included), a rank, a size or a kind of value that does not fit; it lists all of them.
+            If a dtype (byte order included), a rank, a size or a kind of value does not fit; the message lists all of
+            them.
         """
         if self._are_as_before(values):
             return values
@@ -432,7 +435,7 @@ class LateInputs:
         check_arrays(self._signature, arrays, f"{title}, when the task ran")
         for place, array in zip(self._places, arrays.values(), strict=True):
             values[place] = array
-        # Each text is looked at, as one may be missing, and each item of a sequence.
+        # Each text is checked, because one may be missing, and each item of a sequence.
         if all(type(a) is np.ndarray and a.dtype != object for a in arrays.values()):
             self._fitted = [(array.dtype, array.shape) for array in arrays.values()]
         return values
@@ -459,12 +462,12 @@ def synthetic(sig: Signature, batch: int | None) -> dict[str, Any]:
             raise InputError(
                 f"input {spec.name!r} is {kind}: no synthetic input can be generated for it, pass inputs="
             )
-        made[spec.name] = made_up(spec, batch if carries and batch and not sig.fixed_rows else None)
+        made[spec.name] = made_up_array(spec, batch if carries and batch and not sig.fixed_rows else None)
     return made
 
 
-def made_up(spec: ValueSpec, rows: int | None) -> Any:
-    """Return a seeded array for a tensor of known dtype; open dimensions are 1, and axis 0 is `rows` if given."""
+def made_up_array(spec: ValueSpec, rows: int | None) -> Any:
+    """Return a seeded array for a tensor of known dtype; open dimensions are 1, and axis 0 is `rows` if passed."""
     shape = [d if isinstance(d, int) else 1 for d in spec.shape or ()]
     if rows is not None:
         shape[:1] = [rows]

@@ -1,8 +1,8 @@
-"""What takes the place of something of dask_ferro in a process that cannot load it: a worker without the package.
+"""Replace objects of dask_ferro in a process that cannot load them: a worker without the package.
 
-This module is sent as source text (`portable`) and compiled where it arrives.  So it imports the standard library, and
-Dask in functions, and has no syntax newer than Python 3.9.  A stand-in of a function raises an error when it is called;
-one of a worker plugin only tells the scheduler what is missing.
+This module is sent as source text (`portable`) and compiled by its receiver.  So it imports only the standard
+library, and Dask in functions, and has no syntax newer than Python 3.9.  A stand-in of a function raises an error
+when it is called; a stand-in of a worker plugin only reports the missing package to the scheduler.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 # The version of a process without one.
 NONE = "none that can be imported"
-# The metric in which a worker tells the scheduler what it has in place of the package.
+# The metric in which a worker reports its version to the scheduler instead of the package.
 LACKS = "ferro-lacks"
 
 
 def load(sent: dict[str, Any]) -> object:
-    """Return the object in a message of `portable`, or what stands in for it."""
+    """Return the object in a message of `portable`, or its stand-in."""
     try:
         return pickle.loads(sent["payload"], buffers=sent["buffers"])
-    # Whatever another release raises; an error of the same release that is no import is the object's own.
+    # Another release may raise anything; an error of the same release that is not an ImportError is the object's own.
     except Exception as error:
         got, is_missing = own_version(), isinstance(error, ImportError)
         if got == sent["wanted"] and not is_missing and "dask_ferro" not in str(error):
@@ -64,7 +64,8 @@ def _stand_in(sent: dict[str, Any], got: str) -> object:
             raise ImportError(sentence())
 
         def __getattr__(self, name: str) -> object:
-            # A method of what was sent, such as `predict` of a model; Dask looks for underscored names of its own.
+            # A method of the object that was sent, such as `predict` of a model; Dask looks for underscored names of
+            # its own.
             if name.startswith("_"):
                 raise AttributeError(name)
             return self

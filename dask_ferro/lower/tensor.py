@@ -1,8 +1,8 @@
-"""Computation of tensors: their model runs on the bound arguments, as an ONNX file does.
+"""Compute tensors: their model runs on the bound arguments, like an ONNX file.
 
-`Tensor` is defined in a layer below Dask; this module is what its `compute` calls, and the package imports the class
-from here.  A dask array that an argument is bound to is read whole: a model's chunks are computed independently, and
-array expressions may combine rows of several chunks (x - mean(x)).
+`Tensor` is defined in a layer below Dask; its `compute` calls this module, and the package imports the class from
+here.  A dask array that an argument is bound to is read whole: a model's chunks are computed independently, and array
+expressions may combine rows of several chunks (x - mean(x)).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import onnx
 
 from dask_ferro.graph.model.load import load as load_model
 from dask_ferro.graph.tensor.emit import Outputs, build
-from dask_ferro.graph.tensor.tensor import Tensor, evaluated_by
+from dask_ferro.graph.tensor.tensor import Tensor, set_evaluator
 from dask_ferro.graph.tensor.tensor_model import TrainableModel, tensor_model
 from dask_ferro.lower.model.collection import from_onnx
 from dask_ferro.lower.prepared.prepared import read_source
@@ -35,16 +35,16 @@ def load_trainable(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> T
     Parameters
     ----------
     model : path, address, bytes or onnx.ModelProto
-        As `from_onnx` takes it.  Weights of a large model are mapped, and stay in their files until they are trained.
+        The same as in `from_onnx`.  Weights of a large model are mapped and stay in their files until they are trained.
 
     Raises
     ------
     ModelError
-        The file is unreadable, inconsistent or unsafe; all problems are reported at once.
+        If the file is unreadable, inconsistent or unsafe; the message lists all problems.
     UnsupportedOpError
-        An operator that ONNX does not define, or an opset that ONNX's converter cannot raise.
+        If ONNX does not define an operator, or ONNX's converter cannot raise the opset.
     InputError
-        There is no such file.
+        If there is no such file.
 
     Examples
     --------
@@ -66,16 +66,16 @@ def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Any:
     Parameters
     ----------
     outputs : Tensor, or sequence or mapping of Tensor
-        Several have the mapping's keys as names, or y_0, y_1 and so on.
+        Several outputs have the mapping's keys as names, or y_0, y_1 and so on.
     inputs : mapping of str to array, optional
-        Values of arguments by name, for unbound arguments or in place of the values that they are bound to.
+        Values of arguments by name, for unbound arguments or instead of the values that they are bound to.
 
     Raises
     ------
     InputError
-        An argument without a value, or a value that does not fit.
+        If an argument has no value, or a value does not fit.
     UnsupportedOpError
-        No engine computes some node.
+        If no engine computes some node.
     """
     model, bound = build(outputs)
     given = bound | dict(inputs or {})
@@ -91,7 +91,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     Parameters
     ----------
     outputs, inputs
-        As for `to_graph`.
+        The same as in `to_graph`.
     **kwargs
         `scheduler` and other keyword arguments of `dask.compute`.
 
@@ -102,7 +102,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     Raises
     ------
     InputError, UnsupportedOpError
-        As raised by `to_graph`.
+        If `to_graph` raises them.
 
     Examples
     --------
@@ -110,12 +110,12 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     >>> compute(asarray([1.0, 2.0]) * 2)
     array([2., 4.], dtype=float32)
     """
-    # Dask's fusion of tasks drops the annotations of layers, by which a trace knows regions.
+    # Dask's fusion of tasks drops the annotations of layers, which a trace needs for its regions.
     with dask.config.set({"optimization.fuse.active": False}):
         value = to_graph(outputs, inputs).compute(**kwargs)
     if isinstance(outputs, Tensor):
         return value
-    # A model with a single output gives an array; if `outputs` is a sequence or a mapping, so is the result.
+    # A model with a single output returns an array; if `outputs` is a sequence or a mapping, so is the result.
     several = value if isinstance(value, dict) else {None: value}
     return (
         dict(zip(outputs, several.values(), strict=True))
@@ -128,4 +128,4 @@ def _whole(value: Any) -> Any:
     return value.rechunk(-1).to_delayed().item() if is_dask_array(value) else value
 
 
-evaluated_by(compute)
+set_evaluator(compute)

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def layers_of(expr: Expr) -> dict[str, Any]:
-    """Return the layers of an expression of high-level graphs alone, as they were submitted; {}: it has others."""
+    """Return the layers of an expression that contains only high-level graphs, as submitted; {}: it contains others."""
     parts = [expr] if isinstance(expr, HLGExpr) else expr.operands
     if not all(type(part) is HLGExpr for part in parts):
         return {}
@@ -41,7 +41,7 @@ def references(task: GraphNode) -> Iterator[Key]:
     elif isinstance(task, Task):
         arguments: Iterable[object] = chain(task.args, task.kwargs.values())
         if task.has_subgraph():
-            # A fused task has its inputs in the order of their hashes, beside the names that they have inside.
+            # A fused task has its inputs in the order of their hashes, next to their names inside of it.
             own, _, names, *inputs = task.args
             of_name = dict(zip(names, inputs, strict=True))
             read = dict.fromkeys(chain.from_iterable(map(references, own.values())))
@@ -67,6 +67,6 @@ def infers_meta() -> bool:
 
 
 def pool_size(pool: Any) -> int | None:
-    """Return the workers of an executor, or of a pool of `multiprocessing`; None: it has another name for them."""
+    """Return the workers of an executor, or of a pool of `multiprocessing`; None: it has another attribute for them."""
     found: int | None = getattr(pool, "_max_workers", None) or vars(pool or object).get("_processes")
     return found

@@ -29,7 +29,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState
 
 from dask_ferro.flow import worker as flow_worker
-from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
+from dask_ferro.flow.costs import Costs, MeasuredTasks, names_of, to_measured
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
@@ -280,7 +280,7 @@ class BundleCosts(Part):
         """Learn from tasks that ran in bundles."""
         # From another process, lists arrive as tuples.
         if topic == TOPIC and isinstance(msg, list | tuple):
-            found = (measured_of(one) for one in msg if isinstance(one, Mapping))
+            found = (to_measured(one) for one in msg if isinstance(one, Mapping))
             for one in filter(None, found):
                 self.costs.add(one)
 
@@ -296,7 +296,7 @@ def read(path: str) -> list[MeasuredTasks]:
         logger.warning("dask_ferro: the costs of tasks in earlier runs could not be read: %s", error)
         return []
     records = (parse_line(line) for line in lines)
-    found = (measured_of(record) for record in records if record is not None)
+    found = (to_measured(record) for record in records if record is not None)
     return [one for one in found if one is not None]
 
 

@@ -22,8 +22,8 @@ import onnx
 
 from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.model.bound import checked_batch, with_batched
-from dask_ferro.lower.model.collection import Model, defaults_of, from_onnx, opened_of
+from dask_ferro.lower.model.bound import check_batch_size, with_batched
+from dask_ferro.lower.model.collection import Model, defaults_of, from_onnx, prepared_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
@@ -224,8 +224,8 @@ def _run(
     client: Any,
 ) -> Summary:
     graph = model if isinstance(model, Model) else from_onnx(model)
-    opened, title, defaults = opened_of(graph), f"model {graph.name!r}", defaults_of(graph)
-    batch_size = checked_batch(batch_size if batch_size is not None else defaults.batch_size, title)
+    opened, title, defaults = prepared_of(graph), f"model {graph.name!r}", defaults_of(graph)
+    batch_size = check_batch_size(batch_size if batch_size is not None else defaults.batch_size, title)
     ends = endpoints_of(opened.signature, source, sink, reading, title, client)
     journal = Journal(journal_folder(sink, ends.places))
     shapes = standins(opened.signature, ends.sources)

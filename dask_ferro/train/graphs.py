@@ -17,9 +17,9 @@ import onnx_ir as ir
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.dtypes import dtype_of
-from dask_ferro.graph.tensor.emit import build, reached
+from dask_ferro.graph.tensor.emit import build, reachable_nodes
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, cast, input, widened
+from dask_ferro.graph.tensor.tensor import Tensor, cast, input, widen
 from dask_ferro.train.batches import Batch
 
 PRECISIONS = ("float16", "bfloat16")
@@ -67,7 +67,7 @@ def batch_graphs(
         scalar = loss
     else:
         to = None if precision is None else dtype_of(precision)
-        args = pytree.mapped(lambda w: _narrow(w, to), params), _in_form(first, to)
+        args = pytree.map_leaves(lambda w: _narrow(w, to), params), _in_form(first, to)
         numbers = {
             "step": input(STEP, (), np.int64),
             "rows": input(ROW_NUMBERS, ("rows",), np.int64),
@@ -85,7 +85,7 @@ def batch_graphs(
         return BatchGraphs(loss, tensors, _match_inputs(inputs, first))
     _check_width(scalar, params, first, inputs)
     carriers = (*first.arrays, ROW_NUMBERS)
-    return BatchGraphs(widened(scalar), tensors, {name: name for name in carriers if name in inputs})
+    return BatchGraphs(widen(scalar), tensors, {name: name for name in carriers if name in inputs})
 
 
 def _own_inputs(tensors: list[Tensor], params: Tree) -> list[str]:
@@ -96,7 +96,7 @@ def _own_inputs(tensors: list[Tensor], params: Tree) -> list[str]:
 
 
 def _check_reads(loss: Tensor, params: Tree) -> None:
-    inputs = chain.from_iterable(node.inputs for node in reached([loss]))
+    inputs = chain.from_iterable(node.inputs for node in reachable_nodes([loss]))
     read = {loss.key, *(x.key for x in inputs if x is not None)}
     if read.isdisjoint(leaf.key for leaf in pytree.leaves(params)):
         raise InputError(

@@ -22,7 +22,7 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.namespace import abs, isinf, isnan, logical_or, where
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, input, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, input, widen
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.calls import member_tuples
 from dask_ferro.lower.ranks.parallel import parallelize
@@ -127,7 +127,7 @@ def _scale_loss(loss: Tensor, recipe: TrainingSpec) -> Tensor:
         loss = loss * where(wrong, abs(loss), asarray(np.ones((), loss.dtype)))
     if recipe.scale is None:
         return loss
-    wide = widened(loss)
+    wide = widen(loss)
     return wide * cast(input(LOSS_SCALE, (), np.float32), wide.type.dtype)
 
 
@@ -138,7 +138,7 @@ class TrainingProgram:
         graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, first)
         self._is_scaled = recipe.scale is not None
         # No scale is fetched with the loss that the caller reads.
-        plain = {_UNSCALED: widened(graphs.loss)} if self._is_scaled else {}
+        plain = {_UNSCALED: widen(graphs.loss)} if self._is_scaled else {}
         self.pipeline = parallelize(
             {LOSS: _scale_loss(graphs.loss, recipe), **plain, **graphs.metrics},
             params=params,

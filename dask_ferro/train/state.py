@@ -160,7 +160,7 @@ def constants(params: Tree) -> Tree:
 
 def values(tree: Tree) -> Tree:
     """Return copies of the values of a tree of constants: the caller may change the arrays that it gave."""
-    return pytree.mapped(lambda leaf: np.array(_value(leaf)), tree)
+    return pytree.map_leaves(lambda leaf: np.array(_value(leaf)), tree)
 
 
 def _value(leaf: Tensor) -> Any:

@@ -45,7 +45,7 @@ from dask_ferro.graph.tensor.namespace import max as largest
 from dask_ferro.graph.tensor.namespace import sum as total
 from dask_ferro.graph.tensor.optim import Optimizer, State
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, input, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, input, widen
 
 # Arguments that the client gives with each batch: its rows (float32), and whether it ends its group (bool).
 ROWS, ENDS = "fit.rows", "fit.ends"
@@ -116,7 +116,7 @@ class BatchUpdate:
         """Return the state before the first batch."""
         state: dict[str, Any] = {"optimizer": self.optimizer.init(params)}
         if self.accumulates:
-            state |= {"sums": pytree.mapped(_zeros, params), "rows": _number(0.0)}
+            state |= {"sums": pytree.map_leaves(_zeros, params), "rows": _number(0.0)}
         if self.scale is not None:
             state |= {SCALE: _number(self.scale.initial), "good": _number(0.0)}
         if self.scale is not None or self.skips:
@@ -126,14 +126,14 @@ class BatchUpdate:
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
         """Return parameters and state after one batch."""
-        grads = pytree.mapped(widened, grads)
+        grads = pytree.map_leaves(widen, grads)
         after: dict[str, Tree] = {}
         # All of them have to hold, or parameters and the optimizer's state stay what they are.
         conditions: list[Tensor] = []
         finite: Tensor | None = None
         if self.scale is not None:
             scale = state[SCALE]
-            grads = pytree.mapped(lambda g: g / cast(scale, g.type.dtype), grads)
+            grads = pytree.map_leaves(lambda g: g / cast(scale, g.type.dtype), grads)
         if UPDATED in state:
             finite = all_finite(pytree.leaves(grads))
             conditions.append(finite)
@@ -145,7 +145,7 @@ class BatchUpdate:
         if self.clip is not None:
             grads = clip_by_norm(grads, self.clip)
         # Optimizers expect gradients in the dtypes of their parameters.
-        grads = pytree.mapped(lambda w, g: cast(g, w.type.dtype), params, grads)
+        grads = pytree.map_leaves(lambda w, g: cast(g, w.type.dtype), params, grads)
         before = state.get("optimizer", {})
         # Its arithmetic is wasted on a batch that does not end its group; a branch could not be sharded.
         moved, then = self.optimizer.step(params, grads, before)
@@ -163,16 +163,16 @@ class BatchUpdate:
         """Return the gradients of a group so far, the group's entries of the state, and the conditions of an update."""
         rows, ends = input(ROWS, (), np.float32), input(ENDS, (), np.bool_)
         share = rows if not self.sums else _number(1.0)
-        sums = pytree.mapped(lambda s, g: s + cast(share, g.type.dtype) * g, state["sums"], grads)
+        sums = pytree.map_leaves(lambda s, g: s + cast(share, g.type.dtype) * g, state["sums"], grads)
         count = state["rows"] + share
         if finite is not None:
             sums, count = _choose(finite, sums, state["sums"]), where(finite, count, state["rows"])
         # All batches of a group may have been left out.
         conditions = [ends] if finite is None else [ends, count > 0.0]
         divisor = _number(1.0) if self.sums else maximum(count, _number(1.0))
-        mean = pytree.mapped(lambda s: s / cast(divisor, s.type.dtype), sums)
+        mean = pytree.map_leaves(lambda s: s / cast(divisor, s.type.dtype), sums)
         group = {
-            "sums": pytree.mapped(lambda s: where(ends, asarray(np.zeros((), s.dtype)), s), sums),
+            "sums": pytree.map_leaves(lambda s: where(ends, asarray(np.zeros((), s.dtype)), s), sums),
             "rows": where(ends, _number(0.0), count),
         }
         return mean, group, conditions
@@ -221,13 +221,13 @@ def clip_by_norm(grads: Tree, most: float) -> Tree:
     norm = sqrt(reduce(add, [cast(total(g * g), widest) for g in leaves]))
     # An infinite gradient is not hidden: its factor is 0, and 0 times inf is NaN.
     factor = where(norm > most, most / norm, asarray(np.ones((), norm.dtype)))
-    return pytree.mapped(lambda g: g * cast(factor, g.type.dtype), grads)
+    return pytree.map_leaves(lambda g: g * cast(factor, g.type.dtype), grads)
 
 
 def _choose(does: Tensor, after: Tree, before: Tree) -> Tree:
     if _is_empty(after):
         return after
-    return pytree.mapped(lambda new, old: where(does, new, old), after, before)
+    return pytree.map_leaves(lambda new, old: where(does, new, old), after, before)
 
 
 def _is_empty(tree: Tree) -> bool:
@@ -235,7 +235,7 @@ def _is_empty(tree: Tree) -> bool:
 
 
 def _zeros(w: Tensor) -> Tensor:
-    wide = widened(w)
+    wide = widen(w)
     return asarray(np.zeros(sizes(wide.shape), wide.dtype))
 
 

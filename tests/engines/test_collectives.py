@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dask_ferro.engines.collectives import reduced
+from dask_ferro.engines.collectives import reduce_arrays
 from dask_ferro.lower.worker.rank_functions import divide_sum
 
 F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
@@ -30,6 +30,6 @@ def test_sums_of_ranks_and_of_micro_batches(row):
     terms = [np.array([value], dtype) for value in values]
     with np.errstate(all="ignore"):
         total = sum(term.astype("f4") for term in terms)
-    for found in (reduced(terms), divide_sum((total,), 0, 1, dtype)):
+    for found in (reduce_arrays(terms), divide_sum((total,), 0, 1, dtype)):
         assert found.dtype == dtype
         np.testing.assert_array_equal(found.astype("f8"), [float(wanted)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from dask_ferro.engines.executable import cleaned, compile_bundle, explained
+from dask_ferro.engines.executable import clean_message, compile_bundle, explain_error
 from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.graph.model.load import load
 
@@ -67,11 +67,11 @@ def test_what_an_engine_cannot_load_is_told():
 
 @pytest.mark.parametrize("error", [ModelError("m"), InputError("c"), UnsupportedOpError("u")])
 def test_ours_pass_as_they_are(error):
-    assert explained(error, "array", "node", "run") is error
+    assert explain_error(error, "array", "node", "run") is error
 
 
 def test_long_words_are_cut():
-    assert len(cleaned(ValueError("many " * 1000))) < 500
+    assert len(clean_message(ValueError("many " * 1000))) < 500
 
 
 def test_notes_travel_with_an_error():

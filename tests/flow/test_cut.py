@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.flow.cut import cut
+from dask_ferro.flow.cut import cut_graph
 from dask_ferro.graph.bundling.partition import Floats, Ints
 from tests.each import every
 from tests.flow.test_plan import stencil
@@ -34,7 +34,7 @@ def parts_of(
         fits = seconds[tasks].sum() <= lasts or len(tasks) == 1
         return Part(tasks.tolist(), held) if fits and held <= holds else None
 
-    return cut(seconds, edges, inside, plan, int(min(most, 10**6)))
+    return cut_graph(seconds, edges, inside, plan, int(min(most, 10**6)))
 
 
 @settings(max_examples=300, deadline=None)

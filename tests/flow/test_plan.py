@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.flow.plan import peak_bytes, planned
+from dask_ferro.flow.plan import peak_bytes, plan_flow
 from dask_ferro.graph.bundling.partition import Dag, FlowCosts, finest
 
 COSTS = FlowCosts()
@@ -34,7 +34,7 @@ def test_a_plan_is_complete_and_no_better_than_its_bounds(seed: int, members: in
         for v in range(count)
         for u in rng.choice(v, min(v, int(rng.integers(0, 4))), replace=False)
     ]
-    plan = planned(finest(Dag(seconds.tolist(), edges)), members, COSTS)
+    plan = plan_flow(finest(Dag(seconds.tolist(), edges)), members, COSTS)
     assert len(plan.members) == len(plan.order) == count
     assert all(0 <= member < members for member in plan.members)
     # What a task reads comes before it.
@@ -48,7 +48,7 @@ def test_a_plan_is_complete_and_no_better_than_its_bounds(seed: int, members: in
 
 def test_neighbours_of_a_stencil_stay_together() -> None:
     dag = stencil(12, 50, 2e-4)
-    plan = planned(finest(dag), 2, COSTS)
+    plan = plan_flow(finest(dag), 2, COSTS)
     crossing = {(u, plan.members[v]) for u, v, _ in dag.edges if plan.members[int(u)] != plan.members[int(v)]}
     assert len(crossing) <= 2.5 * 50
     assert plan.seconds < 1.5 * 12 * 50 * 2e-4 / 2
@@ -57,9 +57,9 @@ def test_neighbours_of_a_stencil_stay_together() -> None:
 def test_the_peak_of_a_loop_is_that_of_a_few_steps() -> None:
     tasks = finest(stencil(4, 300, 1e-3))
     # Two rows of four values of 8 bytes, some on both workers; a member may be a few steps ahead.
-    assert 4 * 8 <= peak_bytes(tasks, planned(tasks, 2, COSTS)) <= 2 * 2 * 2 * 4 * 8
+    assert 4 * 8 <= peak_bytes(tasks, plan_flow(tasks, 2, COSTS)) <= 2 * 2 * 2 * 4 * 8
 
 
 def test_the_peak_of_a_sum_has_all_its_terms() -> None:
     tasks = finest(Dag([1e-3] * 101, [(u, 100, 8.0) for u in range(100)]))
-    assert peak_bytes(tasks, planned(tasks, 1, COSTS)) == 800
+    assert peak_bytes(tasks, plan_flow(tasks, 1, COSTS)) == 800

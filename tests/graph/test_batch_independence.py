@@ -109,7 +109,7 @@ def test_indices_of_a_pool_count_through_all_rows_and_its_values_do_not():
 def test_each_row_beside_each_column_combines_them():
     (sure, why) = found("t = Transpose (x) y = PRelu (x, t)", ("N", ROWS))["y"]
     assert sure
-    assert why == "node 'PRelu:y' (PRelu) puts each of them together with the others"
+    assert why == "node 'PRelu:y' (PRelu) combines each of them with the others"
 
 
 UNSURE = {

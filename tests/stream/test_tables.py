@@ -238,7 +238,7 @@ def test_files_whose_types_do_not_go_together_are_refused(tmp_path: Any) -> None
 def test_a_kept_column_with_the_name_of_a_results_column_is_refused(tmp_path: Any) -> None:
     (name,) = ff.from_onnx(mlp()).outputs
     frame = pd.DataFrame(np.ones((4, 6))).add_prefix("c").assign(**{f"{name}_0": 1})
-    with pytest.raises(ff.InputError, match="are there already"):
+    with pytest.raises(ff.InputError, match="the table already has"):
         ff.predict_files(
             mlp(), write(frame, tmp_path / "t.parquet"), tmp_path / "out.parquet", passthrough=[f"{name}_0"]
         )

@@ -35,7 +35,7 @@ def sleep(seconds: float) -> None:
 
 @cache
 def _prctl() -> Callable[..., int] | None:
-    """Return the system call `prctl`; None where the system is not Linux."""
+    """Return the system call `prctl`; None if the system is not Linux."""
     if not sys.platform.startswith("linux"):
         return None
     # PyDLL keeps the interpreter's lock, because the call takes under a microsecond.

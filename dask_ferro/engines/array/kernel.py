@@ -4,10 +4,10 @@ A row names the cases that its kernel computes correctly (opsets, dtypes of the 
 and the kernel's builder.  `build(xp, op)` runs once, when a program is bound to an array namespace: it parses
 attributes and reads the constant inputs.  It returns the kernel, which runs once a call: `fn(*arrays)` takes the
 node's inputs in order (None for an omitted one) and returns an array, or a tuple of all outputs of the operator, of
-which the node may list fewer.  Most kernels need their attributes alone (`row`); some are made for the values of
-integer inputs, such as shapes and axes (`reading`).
+which the node may list fewer.  Most kernels need only their attributes (`row`); some are built for the values of
+integer inputs, such as shapes and axes (`row_of`).
 
-Rules for kernels: an input is never written to; an output may be a view of an input; every float result has the
+Rules for kernels: an input is never written to, an output may be a view of an input.  Every float result has the
 dtype that ONNX specifies (Python scalars are weakly typed in all namespaces, so `2.0 * x` keeps float16).
 """
 
@@ -30,7 +30,7 @@ Fn = Callable[..., Array]
 
 # The newest opset that the tables were checked against; a newer one may change an operator.
 NEWEST = 28
-# Returns an axis counted from the front; raises where it is out of range, which Python's indexing does not.
+# Returns an axis counted from the front; raises if it is out of range, unlike Python's indexing.
 from_front = normalize_axis_index
 
 
@@ -45,8 +45,8 @@ class Op(NamedTuple):
     constants: Mapping[int, np.ndarray]  # input position -> value, for inputs that are weights
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the attribute, or `default` where the node omits it."""
-        # As float32, the dtype of ONNX's floats: a default of 0.1 has to equal the 0.1 that a file would hold.
+        """Return the attribute, or `default` if the node omits it."""
+        # float32 is the dtype of ONNX's floats: a default of 0.1 has to equal the 0.1 of a file.
         value = self.attributes.get(name, default)
         return float(np.float32(value)) if isinstance(value, float) else value
 
@@ -58,8 +58,8 @@ class Op(NamedTuple):
 Build = Callable[[Namespace, Op], Fn]
 
 
-def only(attribute: str, allowed: Container[object], default: object) -> Callable[[ir.Node, int], bool]:
-    """Return the predicate of a row that supports some values of an attribute; `default` is that of an omitted one."""
+def one_of(attribute: str, allowed: Container[object], default: object) -> Callable[[ir.Node, int], bool]:
+    """Return the predicate of a row that supports some values of an attribute; `default` stands for an omitted one."""
     return lambda node, opset: attribute_of(node, attribute, default) in allowed
 
 
@@ -68,7 +68,7 @@ class Kernel(NamedTuple):
 
     `dtypes` has one set per input; the last one applies to all further inputs.  `when` is a predicate on nodes; None:
     the kernel is declared for each node of its operator.  `reads` are the positions of inputs whose values the kernel
-    reads as Python integers (`reading`): on a device they stay on the host.
+    reads as Python integers (`row_of`): on a device they stay on the host.
     """
 
     build: Build
@@ -93,7 +93,7 @@ def row(
     return Kernel(build, dtypes, opsets, when)
 
 
-def reading(
+def row_of(
     make: Callable[..., Fn],
     *dtypes: frozenset[ir.DataType],
     at: tuple[int, ...] = (1,),
@@ -131,7 +131,7 @@ def reading(
 
 def ints(array: Array) -> tuple[int, ...]:
     """Return the values of a 0-d or 1-d array as Python ints."""
-    # In one transfer where the array has `tolist`: from a GPU each element would be a transfer of its own.
+    # In one transfer if the array has `tolist`: from a GPU each element would be a transfer of its own.
     if hasattr(array, "tolist"):
         values = array.tolist()
         return tuple(map(int, values)) if isinstance(values, list) else (int(values),)
@@ -143,7 +143,7 @@ def dtype(xp: Namespace, onnx_type: int) -> object:
     return getattr(xp, NAMES[ir.DataType(onnx_type)])
 
 
-def widened(xp: Namespace, x: Array) -> Array:
+def widen(xp: Namespace, x: Array) -> Array:
     """Return float16 as float32, and other dtypes as they are."""
     # A sum in float16 loses every term below a 2,048th of it.
     return xp.astype(x, xp.float32) if x.dtype == getattr(xp, "float16", None) else x
@@ -154,6 +154,6 @@ def axis_shape(axis: int, rank: int) -> tuple[int, ...]:
     return tuple(-1 if i == axis else 1 for i in range(rank))
 
 
-def along(axis: int, index: int | slice) -> tuple[Array, ...]:
+def index_at(axis: int, index: int | slice) -> tuple[Array, ...]:
     """Return the index that takes `index` of one axis, counted from the front, and all of the other axes."""
     return (*(slice(None),) * axis, index, ...)

@@ -1,13 +1,13 @@
 """A bundle of nodes as a program: kernels of the table one after the other, on values by name.
 
-A program parses attributes and turns weights into arrays once, when it is made.  A value is released after its last
-use, as in hand-written code.
+A program parses attributes and turns weights into arrays once, when it is created.  A value is released after its
+last use, as in hand-written code.
 
 Exported models compute shapes with tensors: Shape, Gather, Concat, Reshape.  On a device each of these operators would
 be a kernel of one element, and a Reshape that reads the result would wait for all queued work.  A program on a device
-therefore computes values that depend only on shapes and small weights by numpy on the host, and passes them as numpy
-arrays to kernels that read integers on the host anyway (`Kernel.reads`).  A weight that both read is an array there and
-a numpy array, and a value of the host is uploaded where a kernel on the device reads it.
+therefore computes values that depend only on shapes and small weights with numpy on the host, and passes them as
+numpy arrays to kernels that read integers on the host anyway (`Kernel.reads`).  A weight that both read exists as an
+array of the device and as a numpy array.  A value of the host is uploaded if a kernel on the device reads it.
 """
 
 from __future__ import annotations
@@ -67,17 +67,18 @@ class Program:
     Parameters
     ----------
     nodes : sequence of onnx_ir.Node
-        In topological order.
+        Nodes in topological order.
     inputs, outputs : sequence of str
         Names of the values that a call takes and returns.
     opset : int
         Version of the default operator set.
     weights : mapping of str to onnx_ir.TensorProtocol
-        The constants by value name.  On numpy, those that lie aligned in their file stay memory-mapped and read-only.
+        The constants by value name.  On numpy, constants that are aligned in their file stay memory-mapped and
+        read-only.
     xp : namespace, optional
         The array API of the arrays (from `array_api_compat.array_namespace`); default: numpy.
     upload : callable, optional
-        Turns a numpy array into an array of `xp`, where that is a device's; shape computations then stay on the host.
+        Turns a numpy array into an array of `xp`, if that is a device's; shape computations then stay on the host.
     weight : callable, optional
         Turns a weight into an array of `xp`.
 
@@ -91,7 +92,7 @@ class Program:
     Raises
     ------
     UnsupportedOpError
-        A node's op, opset or attributes are outside the table.
+        If a node's op, opset or attributes are outside the table.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class Program:
                 given = [values[key] for key in call.keys]
                 try:
                     for i in call.uploads:
-                        given[i] = self._upload(given[i])  # type: ignore[misc]  # it is there where something is uploaded
+                        given[i] = self._upload(given[i])  # type: ignore[misc]  # set if something is uploaded
                     made = call.kernel(*given)
                 except Exception as error:
                     raise self._located(error, call.unit, given) from error
@@ -211,7 +212,7 @@ def _units(
 
 
 def _is_hosts(node: ir.Node, given: set[str], hosted: set[str], small: set[str]) -> bool:
-    """Return whether the host computes a node beside the device."""
+    """Return whether the host computes a node of a program on a device."""
     if node.domain not in STANDARD_DOMAINS:
         return False
     # The host knows every shape, also of an array on the device.
@@ -228,7 +229,7 @@ def _read_on_host(units: Sequence[Unit], inputs: Sequence[str], outputs: Sequenc
     reads: defaultdict[str, set[bool]] = defaultdict(set)
     for unit in units:
         if unit.node.op_type in _ABOUT_SHAPES and unit.on_host:
-            # It reads the shape alone.
+            # It reads only the shape.
             continue
         for position, name in enumerate(unit.inputs):
             reads[name or ""].add(unit.on_host or position in unit.row.reads)
@@ -253,7 +254,7 @@ def _on_host(name: str) -> Hashable:
 
 def _readable(tensor: ir.TensorProtocol) -> np.ndarray:
     """Return the tensor's values, read-only."""
-    # Copied only where they are not aligned: in a file a tensor may begin at any byte.
+    # Copied only if they are not aligned: in a file a tensor may begin at any byte.
     value = np.require(tensor.numpy(), requirements="A").view()
     value.flags.writeable = False
     return value

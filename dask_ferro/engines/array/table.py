@@ -36,7 +36,7 @@ KERNELS: Mapping[str, Kernel] = {op: kernel for family in _FAMILIES for op, kern
 
 
 def find(node: ir.Node, opset: int) -> Kernel | None:
-    """Return the row for a node of this opset, ignoring dtypes; None where there is none."""
+    """Return the row for a node of this opset, ignoring dtypes; None if there is none."""
     if node.domain == OWN_DOMAIN:
         return custom_ops.TABLE.get(node.op_type)
     row = KERNELS.get(node.op_type) if node.domain in STANDARD_DOMAINS else None

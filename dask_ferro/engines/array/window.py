@@ -43,7 +43,7 @@ class Placement(NamedTuple):
         return [(0, 0), (0, 0), *((a, b + e) for (a, b), e in zip(self.pads, self.extra, strict=True))]
 
 
-# The attributes of a window operator beside its sizes, with their defaults.
+# The attributes of a window operator except its sizes, with their defaults.
 WINDOW: Mapping[str, Any] = {
     "strides": (),
     "dilations": (),

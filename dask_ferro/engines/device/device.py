@@ -94,7 +94,7 @@ class Device(Protocol):
     tf32: bool
 
     def to_device(self, array: np.ndarray) -> Array:
-        """Return a copy on the device; raises MemoryError where it does not fit."""
+        """Return a copy on the device; raises MemoryError if it does not fit."""
 
     def to_host(self, array: Array) -> np.ndarray:
         """Return a copy on the host, after all work that this thread has queued."""
@@ -143,7 +143,7 @@ class CupyDevice(Device):
         self._device = cupy.cuda.Device(ordinal)
         self._thread = threading.local()
         self._lock = threading.Lock()
-        # Bytes of page-locked memory in use, and those of collected arrays, whose finalizers must not wait for a lock.
+        # Bytes of page-locked memory in use, and bytes of collected arrays, whose finalizers must not wait for a lock.
         self._locked, self._unlocked = 0, deque[int]()
 
     def to_device(self, array: np.ndarray) -> Array:
@@ -209,12 +209,13 @@ class CupyDevice(Device):
 
 
 def cupy_memory(cupy: ModuleType) -> Memory:
-    """Return the memory of CuPy's current device, as its driver and CuPy's pool tell; RMM's pools are not known.
+    """Return the memory of CuPy's current device, as reported by its driver and CuPy's pool; RMM's pools are not
+    included.
 
     Raises
     ------
     cupy.cuda.runtime.CUDARuntimeError
-        The driver does not report it.
+        If the driver does not report it.
     """
     free, total = cupy.cuda.runtime.memGetInfo()
     pool = cupy.get_default_memory_pool()

@@ -1,14 +1,14 @@
 """The arrays that stay on a device: results, inputs and weights, bounded in bytes.
 
-    weights   once per device and content, for all models and bundles that read them; dropping one costs an upload;
-              other objects can be kept among them (`slot`: sessions of ONNX Runtime)
+    weights   once per device and content, for all models and bundles that read them; dropping one costs an upload.
+              Other objects can be kept among them (`slot`: sessions of ONNX Runtime)
     inputs    uploaded host arrays, for as long as the host array lives
     results   `DeviceArray`: on the device until it is read elsewhere or evicted to the host
 
 Inputs are evicted first, then results (oldest first), then weights, by the cost of bringing them back.  Values that a
-running bundle reads are not evicted.  A bundle that still runs out of memory runs again alone, after everything else is
-evicted; it fails only if it does not fit on an otherwise empty device.  A result that is a part of a larger array is
-copied, because it would keep the whole array alive.  Sizes are bytes.
+running bundle reads are not evicted.  A bundle that still runs out of memory runs again on its own, after everything
+else is evicted; it fails only if it does not fit on an otherwise empty device.  A result that is a part of a larger
+array is copied, because it would keep the whole array alive.  Sizes are bytes.
 
 Arrays are identified by their ids, and the garbage collector may collect them at any time, in any thread.  A weak
 reference therefore only appends the id to a queue.  The next holder of the lock empties the queue before any look-up,
@@ -38,10 +38,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 S = TypeVar("S")
 
-# Shares of a device's memory; the rest beyond `_TOGETHER` is for the values of running bundles.
+# Shares of a device's memory; the rest beyond `_TOTAL` is for the values of running bundles.
 _RESULTS = 0.6
 _WEIGHTS = 0.5
-_TOGETHER = 0.75
+_TOTAL = 0.75
 _CONTENT = "ferro.content"
 
 
@@ -49,7 +49,7 @@ class DeviceArray:
     """An array that stays on its device until it is read elsewhere.
 
     Its bytes count for Dask on the host and on the device.  numpy reads it as an array, which copies it to the host;
-    it is pickled as a numpy array, and stays one where there is no device.
+    it is pickled as a numpy array, and stays one if there is no device.
     """
 
     __slots__ = ("__weakref__", "_host", "_lock", "_on_device", "dtype", "nbytes", "residency", "shape")
@@ -105,7 +105,7 @@ class DeviceArray:
         return self.nbytes + object.__sizeof__(self)
 
     def __reduce__(self) -> tuple[Callable[..., Array], tuple[Array, ...]]:
-        return arrived, (self.host(),)
+        return receive_result, (self.host(),)
 
     def __repr__(self) -> str:
         where = self.residency.device.name if self.is_resident else "host"
@@ -119,10 +119,10 @@ class Residency:
     ----------
     device : Device
     results, weights : int, optional
-        The most bytes of results and inputs, and of weights, to keep; default: 0.6 and 0.5 of the device's free
+        Maximum bytes of results and inputs, and of weights, to keep; default: 0.6 and 0.5 of the device's free
         memory.  All together take at most 0.75 of it, or the larger of the two arguments if that is more.
     keeps_inputs : bool
-        Whether an uploaded host array is taken to be constant, as the values of a Dask worker are; a user's own array
+        Whether an uploaded host array is assumed to be constant, like the values of a Dask worker; a user's own array
         may change meanwhile.
     """
 
@@ -140,10 +140,10 @@ class Residency:
         self.weights: Cache[Any] = Cache(
             int(free * _WEIGHTS) if weights is None else weights, self._weights_changed
         )
-        self.together = max(int(free * _TOGETHER), results or 0, weights or 0)
+        self.together = max(int(free * _TOTAL), results or 0, weights or 0)
         self.keeps_inputs = keeps_inputs
         self._lock = threading.RLock()
-        # Bundles that run, and whether one runs alone or waits until it can.
+        # Bundles that run, and whether one runs exclusively or waits until it can.
         self._turns = threading.Condition()
         self._running, self._is_alone = 0, False
         # Ids of collected arrays, and slots; a deque, because the collector must not wait for a lock.
@@ -232,8 +232,8 @@ class Residency:
         Parameters
         ----------
         compute : callable
-            Queues work on the device; it is called again, alone, when memory runs out.  Its result keeps the arrays
-            alive that the work reads: memory released before the work is done may be reused by another stream.
+            Queues work on the device; it is called again, exclusively, when memory runs out.  Its result keeps the
+            arrays alive that the work reads: memory released before the work is done may be reused by another stream.
         then : callable
             Publishes results (`keep`, `brought_down`), which other threads may then read.
         reads : sequence
@@ -258,7 +258,7 @@ class Residency:
 
     @contextmanager
     def _turn(self, *, alone: bool = False) -> Iterator[None]:
-        """Run beside other bundles, or alone, which later ones wait for."""
+        """Run at the same time as other bundles, or exclusively: later bundles then wait."""
         with self._turns:
             self._turns.wait_for(lambda: not self._is_alone)
             self._is_alone, self._running = alone, self._running + (not alone)
@@ -352,7 +352,7 @@ class Residency:
 
     def _make_room(self, results: int, together: int) -> None:
         """Evict until inputs and results take at most `results` bytes, and together with weights `together` bytes."""
-        # Weights only where evicting inputs and results is not enough.
+        # Weights only if evicting inputs and results is not enough.
         self._leave_room(min(results, together - self.weights.nbytes))
         self.weights.trim(max(together - self._kept_bytes(), 0))
 
@@ -395,7 +395,7 @@ class ProcessDevice:
     residency: Residency | None = None
 
 
-def arrived(host: np.ndarray) -> Array:
+def receive_result(host: np.ndarray) -> Array:
     """Return a result from another process as a `DeviceArray` of this process's device, or as a numpy array."""
     # Uploaded at its first use, because it may only pass through.
     here = ProcessDevice.residency

@@ -10,7 +10,7 @@ the next run builds it again.  The session's arena, its working memory, is not c
 
 Streams: a session runs on streams of its own, which are not ordered after the stream of its inputs.  The device is
 therefore synchronized before a run, a run returns when its streams are done, and a run waits for copies of its outputs.
-These are two or three waits per session, and none between its nodes.  DLPack tells the memory of the arrays, which
+These are two or three waits per session, and none between its nodes.  DLPack names the memory of the arrays, which
 decides the provider: arrays in host memory (`array_api_strict` in the tests) run the same code on the CPU provider.
 """
 
@@ -33,9 +33,9 @@ from dask_ferro.engines.onnxruntime import HOST
 from dask_ferro.engines.onnxruntime.session import (
     DEFAULTS,
     SessionSettings,
-    kept_apart,
+    disabled_optimizers,
     session_options,
-    shrinking,
+    shrink_options,
     smallest_model,
 )
 from dask_ferro.engines.subgraph import extract
@@ -63,13 +63,13 @@ def place_of(device: Device) -> ProviderPlace:
     Raises
     ------
     InputError
-        No provider here reads this kind of memory.
+        If no provider here reads this kind of memory.
     """
     kind, index = device.namespace.empty(0).__dlpack_device__()
     if int(kind) not in _PLACES:
         raise InputError(
-            f"arrays of {device.namespace.__name__} lie in memory of DLPack's kind {int(kind)}, which no provider of"
-            " ONNX Runtime reads here; let the array table compute this bundle"
+            f"arrays of {device.namespace.__name__} have memory of DLPack's kind {int(kind)}, which no"
+            " provider of ONNX Runtime reads here; let the array table compute this bundle"
         )
     return ProviderPlace(*_PLACES[int(kind)], int(index))
 
@@ -81,7 +81,7 @@ def works(provider: str) -> bool:
     if provider not in ort.get_available_providers():
         return False
     if provider == CUDA and hasattr(ort, "preload_dlls"):
-        # Loads CUDA and cuDNN where they are installed as packages.
+        # Loads CUDA and cuDNN if they are installed as packages.
         ort.preload_dlls()
     options = session_options(None, DEFAULTS)
     try:
@@ -92,14 +92,14 @@ def works(provider: str) -> bool:
     return bool(found.get_providers()[0] == provider)
 
 
-class Held(NamedTuple):
+class HeldSession(NamedTuple):
     """A session, and the bytes that it keeps on the device."""
 
     session: ort.InferenceSession
     nbytes: int
 
 
-Holder = Callable[[Callable[[], Held]], Held]
+Holder = Callable[[Callable[[], HeldSession]], HeldSession]
 
 
 class DeviceSessionRun:
@@ -110,12 +110,12 @@ class DeviceSessionRun:
     device : Device
         The session's arena may take at most half of its memory that is free now.
     held : callable
-        Keeps the session that it builds, and builds it again where it was dropped; see `Residency.slot`.
+        Keeps the session that it builds, and builds it again if it was dropped; see `Residency.slot`.
 
     Raises
     ------
     InputError
-        The provider of the device's memory does not work here.
+        If the provider of the device's memory does not work here.
     """
 
     def __init__(
@@ -139,18 +139,18 @@ class DeviceSessionRun:
             )
         self._content = piece.proto.SerializeToString()
         self._settings = piece.folder, settings._replace(prepack=False)
-        self._apart = kept_apart(nodes, exact=settings.exact)
+        self._apart = disabled_optimizers(nodes, exact=settings.exact)
         self._inputs = {value.name: _dims(value) for value in piece.proto.graph.input}
         self._outputs = {value.name: _dims(value) for value in piece.proto.graph.output}
         self._dtypes = {v.name: _dtype(device.namespace, v) for v in piece.proto.graph.output}
         # By output: whether its shape has been as declared in all runs so far.
         self._kept: dict[str, bool] = {}
         arena = "gpu" if self._place.provider == CUDA else "cpu"
-        self._shrinking = shrinking(f"{arena}:{self._place.number}")
+        self._shrinking = shrink_options(f"{arena}:{self._place.number}")
         self._weights = sum(tensor.nbytes for tensor in piece.weights.values())
         self._held = held
         self._held(self._built)
-        # Bytes on the host; `Held` has the bytes on the device.
+        # Bytes on the host; `HeldSession` has the bytes on the device.
         self.nbytes = len(self._content) * 5
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
@@ -160,7 +160,7 @@ class DeviceSessionRun:
         for name, array in zip(self._inputs, given, strict=True):
             binding.bind_ortvalue_input(name, as_value(self._device.namespace, array))
         sizes = sizes_of(self._inputs.values(), [a.shape for a in given])
-        shapes = {name: resolved(dims, sizes) for name, dims in self._outputs.items()}
+        shapes = {name: resolve_shape(dims, sizes) for name, dims in self._outputs.items()}
         # Memory for the outputs whose shapes are known, and have been as declared in earlier runs.
         made = {
             name: self._device.namespace.empty(shape, dtype=self._dtypes[name])
@@ -182,12 +182,12 @@ class DeviceSessionRun:
             self._device.synchronize()
         return results
 
-    def _built(self) -> Held:
+    def _built(self) -> HeldSession:
         options = session_options(*self._settings)
         # The arena is the driver's memory, none of a pool.
         settings = provider_options(self._place, self._device.memory().unused // 2, self._device.tf32)
         session = _session(self._content, options, self._place.provider, settings, self._apart)
-        return Held(session, self._weights)
+        return HeldSession(session, self._weights)
 
     def _taken(self, name: str, value: ort.OrtValue, declared: tuple[int, ...] | None) -> Array:
         """Return a copy, in memory of the arrays' allocator, of an output that ONNX Runtime allocated."""
@@ -219,7 +219,7 @@ def provider_options(place: ProviderPlace, limit: int, tf32: bool) -> dict[str, 
 def is_short(memory: Memory) -> bool:
     """Return whether the driver has less than a quarter of a device's memory left.
 
-    Where it has more, arenas keep their memory between runs, since allocating it anew takes up to a millisecond a run.
+    If it has more, arenas keep their memory between runs, because allocating it again takes up to a millisecond a run.
     """
     return memory.unused < memory.total // 4
 
@@ -228,7 +228,7 @@ def as_value(xp: Namespace, array: Array) -> ort.OrtValue:
     """Return an array as ONNX Runtime's value on the same memory; an array not in C order is copied first."""
     flat = xp.reshape(xp.reshape(array, (-1,)), array.shape)
     if flat.dtype == xp.bool and not _knows_bool():
-        # As ONNX Runtime 1.31 takes it: bytes that have the dtype bool.
+        # The form that ONNX Runtime 1.31 accepts: bytes that have the dtype bool.
         flat = SimpleNamespace(dtype=np.dtype(bool), __dlpack__=xp.astype(flat, xp.uint8).__dlpack__)
     return ort.OrtValue.from_dlpack(flat)
 
@@ -254,8 +254,8 @@ def sizes_of(declared: Iterable[Sequence[Dim] | None], shapes: Sequence[Sequence
     return {name: sizes.pop() for name, sizes in found.items() if len(sizes) == 1}
 
 
-def resolved(dims: tuple[Dim, ...] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return a declared shape with its symbols' sizes; None where a dimension or the rank is unknown."""
+def resolve_shape(dims: tuple[Dim, ...] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+    """Return a declared shape with its symbols' sizes; None if a dimension or the rank is unknown."""
     if dims is None:
         return None
     found = [sizes.get(dim) if isinstance(dim, str) else dim for dim in dims]
@@ -270,7 +270,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
 
 
 def _dtype(xp: Namespace, value: onnx.ValueInfoProto) -> object:
-    """Return the namespace's dtype of an output; None where its memory cannot be allocated beforehand."""
+    """Return the namespace's dtype of an output; None if its memory cannot be allocated beforehand."""
     kind = ir.DataType(value.type.tensor_type.elem_type)
     if kind in (ir.DataType.BOOL, ir.DataType.UNDEFINED):
         return None
@@ -293,6 +293,6 @@ def _session(
         options,
         providers=providers,
         disabled_optimizers=list(apart),
-        # With the fallback, a shortage of memory would give a session on the host or without these settings.
+        # The fallback would answer a shortage of memory with a session on the host or without these settings.
         enable_fallback=0,
     )

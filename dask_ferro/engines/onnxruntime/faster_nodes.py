@@ -5,8 +5,8 @@
     Conv, large kernel    a narrow matrix product an image                       a product of all images for each place
 
 Gradients have all three: of ReLU and Clip, of pooling, of a convolution's weight.  They are written for one session,
-so the graph, its shards, other engines and its own gradients are unchanged.  A node is replaced by what it declares,
-never by its neighbours, so its bits do not depend on where a model is cut.
+so the graph, its shards, other engines and its own gradients are unchanged.  Whether a node is replaced depends on
+its own declaration, never on its neighbours, so its bits do not depend on the places at which a model is cut.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _EXACT = 2**24
 # A matrix product for each place in a result: 49 in the gradient of a kernel of 7 x 7.
 _MOST_PLACES = 64
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-# Between the name of a node, or of its first output, and the number of a node in place of it.
+# The separator between the name of a node, or of its first output, and the number of a node that replaces it.
 IN_PLACE_OF = "/faster/"
 Nodes: TypeAlias = list[onnx.NodeProto]
 Attribute: TypeAlias = int | str | list[int] | onnx.TensorProto | onnx.GraphProto
 
 
 def faster(nodes: Iterable[ir.Node], written: Iterable[onnx.NodeProto], opset: int) -> Nodes:
-    """Return the nodes of a session, faster ones in place of slow ones.
+    """Return the nodes of a session, slow ones replaced by faster ones.
 
     Parameters
     ----------
     nodes : iterable of onnx_ir.Node
-        With the types and constants of their values.
+        Nodes whose values have types and constants.
     written : iterable of NodeProto
         The same nodes, serialized.
     opset : int
@@ -61,7 +61,7 @@ def faster(nodes: Iterable[ir.Node], written: Iterable[onnx.NodeProto], opset: i
 
 
 class _NodesInPlace:
-    """The nodes in place of one; names of new values and nodes begin with those of the node."""
+    """The nodes that replace one; names of new values and nodes begin with the names of the node."""
 
     def __init__(self, node: ir.Node) -> None:
         self.nodes: Nodes = []
@@ -93,7 +93,7 @@ class _NodesInPlace:
 # ---- Where -------------------------------------------------------------------------------------------------
 
 
-def _where(node: ir.Node, out: _NodesInPlace) -> None:
+def _write_where(node: ir.Node, out: _NodesInPlace) -> None:
     """Write a choice between a tensor and 0 as a product with the mask, if the tensor is finite.
 
     An infinity or NaN times 0 is NaN.  The sum of a tensor that has one is not finite; a finite tensor whose sum
@@ -130,14 +130,14 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 
 def _elements(value: ir.Value) -> float:
-    """Return the number of elements; infinity where a size is not known."""
+    """Return the number of elements; infinity if a size is not known."""
     if value.shape is None or not value.shape.is_static():
         return math.inf
     return math.prod(value.shape.numpy())
 
 
 def _space(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Return the spatial sizes of a value; None where one is not known."""
+    """Return the spatial sizes of a value; None if one is not known."""
     if value is None or value.shape is None:
         return None
     sizes = tuple(size for size in value.shape[2:] if isinstance(size, int))
@@ -151,7 +151,7 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     """Write the maxima of windows that do not overlap, and the index of the first maximum in each.
 
     Every element that is not less than its window's maximum is a candidate, and a larger number means an earlier
-    place, so the largest number in a window is that of its first maximum.  NaN is not less than anything.
+    place, so the largest number in a window belongs to its first maximum.  NaN is not less than anything.
     """
     kernel: tuple[int, ...] = tuple(attribute_of(node, "kernel_shape", ()))
     if len(node.outputs) < 2 or not node.outputs[1].name or len(kernel) != 2 or not _tiles(node, kernel):
@@ -166,7 +166,7 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     if covered[0] > space[0] or covered[1] > space[1] or most >= _EXACT:
         return
     windows = list(kernel)
-    # Declared as the forward's pool is, whose maxima ONNX Runtime then takes.
+    # Declared like the forward's pool, whose maxima ONNX Runtime then reuses.
     own = {name: attribute.value for name, attribute in node.attributes.items()}
     maxima = out.add("MaxPool", str(x.name), result=node.outputs[0].name, **own)
     given = str(x.name)
@@ -189,7 +189,7 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
 
 
 def _from_planes(out: _NodesInPlace, inside: str, like: str, result: str, *, made: int, read: int) -> None:
-    """Write indices within planes, of which `made` of `read` elements are left, as indices within the tensor."""
+    """Write indices within planes, which keep `made` of their `read` elements, as indices within the tensor."""
     count = out.add("Div", out.add("Size", like), out.constant(made, np.int64))
     step = out.constant(read, np.int64)
     starts = out.add("Range", out.constant(0, np.int64), out.add("Mul", count, step), step)
@@ -199,7 +199,7 @@ def _from_planes(out: _NodesInPlace, inside: str, like: str, result: str, *, mad
 
 
 def _tiles(node: ir.Node, kernel: tuple[int, ...]) -> bool:
-    """Return whether a pool's windows lie side by side, from the first element on."""
+    """Return whether a pool's windows are side by side and begin at the first element."""
     ones, zeros = (1,) * len(kernel), (0,) * 2 * len(kernel)
     return (
         tuple(attribute_of(node, "strides", ones)) == tuple(kernel)
@@ -216,8 +216,8 @@ def _tiles(node: ir.Node, kernel: tuple[int, ...]) -> bool:
 def _conv(node: ir.Node, out: _NodesInPlace) -> None:
     """Write a convolution with a kernel larger than its result as a matrix product for each place in the result.
 
-    ONNX Runtime copies what the kernel meets element by element, and makes one matrix product an image, as wide as the
-    image's result.  The gradient of a kernel of 3 x 3 is 9 wide, and its images are the input channels.
+    ONNX Runtime copies the elements that the kernel meets one by one and computes one matrix product an image, as
+    wide as the image's result.  The gradient of a kernel of 3 x 3 is 9 wide, and its images are the input channels.
     """
     x, w, result = input_of(node, 0), input_of(node, 1), node.outputs[0]
     if x is None or w is None or x.dtype != ir.DataType.FLOAT or input_of(node, 2) is not None:
@@ -240,13 +240,13 @@ def _conv(node: ir.Node, out: _NodesInPlace) -> None:
     steps, gaps = (attribute_of(node, name, (1,) * rank) for name in ("strides", "dilations"))
 
     def views(image: str, i: int) -> list[str]:
-        """Return what meets the kernel along one axis, for each place along it."""
+        """Return the elements that meet the kernel along one axis, for each place along it."""
         starts = (k * steps[i] for k in range(made[i]))
         reach = gaps[i] * (window[i] - 1) + 1
         bounds = ((start, start + reach, 2 + i, gaps[i]) for start in starts)
         return [out.add("Slice", image, *(out.constant([n], np.int64) for n in each)) for each in bounds]
 
-    # The last axis first: what is left of it lies side by side, so that slices along the others are cheap.
+    # The last axis first: its remaining elements are contiguous, so that slices along the others are cheap.
     parts = [out.add("Concat", *views(image, rank - 1), axis=0)]
     for i in range(rank - 1):
         parts = [view for part in parts for view in views(part, i)]
@@ -259,7 +259,7 @@ def _conv(node: ir.Node, out: _NodesInPlace) -> None:
 
 
 _RULES: Mapping[str, Callable[[ir.Node, _NodesInPlace], None]] = {
-    "Where": _where,
+    "Where": _write_where,
     "MaxPool": _max_pool,
     "Conv": _conv,
 }

@@ -6,7 +6,7 @@ backend suite, one engine at a time (onnx 1.23, ONNX Runtime 1.31), and of the s
 when a case is assigned to an engine that computes it wrongly.
 
 The body of an If, Loop or Scan runs whole on one engine, and the only alternative is the slow reference.  A defect
-that affects extreme values alone (`extremes`) therefore does not send a body there.
+that affects only extreme values (`extremes`) therefore does not send a body there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Wrong(NamedTuple):
     seen: str
     domain: str = ""
     before: float = inf
-    # Whether it affects special values alone: NaN, overflow, integers beyond the digits of a double.
+    # Whether it affects only special values: NaN, overflow, integers beyond the digits of a double.
     extremes: bool = False
 
 
@@ -51,7 +51,7 @@ def _by_operator(*rows: Wrong) -> Defects:
     return dict(found)
 
 
-def _each(
+def _rows(
     ops: Sequence[str],
     when: Callable[[ir.Node, int], bool],
     seen: str,
@@ -72,13 +72,13 @@ def _has_output(node: ir.Node, position: int) -> bool:
 
 
 def _dtype(node: ir.Node) -> ir.DataType | None:
-    """Return the dtype of the first input, or None where it is unknown."""
+    """Return the dtype of the first input, or None if it is unknown."""
     value = input_of(node, 0)
     return None if value is None else value.dtype
 
 
 def _rank(node: ir.Node) -> int | None:
-    """Return the rank of the first input, or None where it is unknown."""
+    """Return the rank of the first input, or None if it is unknown."""
     value = input_of(node, 0)
     return None if value is None or value.shape is None else len(value.shape)
 
@@ -88,7 +88,7 @@ def _of(*dtypes: ir.DataType) -> Callable[[ir.Node, int], bool]:
     return lambda node, opset: _dtype(node) in dtypes
 
 
-def _known(node: ir.Node, position: int) -> np.ndarray | None:
+def _weight_value(node: ir.Node, position: int) -> np.ndarray | None:
     """Return the value of an input that is a weight of a reasonable size; else None."""
     # Constants of the main graph have become weights; in bodies they are still nodes.
     value = input_of(node, position)
@@ -103,7 +103,7 @@ def _may_trap(node: ir.Node, opset: int) -> bool:
     dtype = typed[0] if typed else None
     if dtype not in INTEGER:
         return False
-    divisor = _known(node, 1)
+    divisor = _weight_value(node, 1)
     return divisor is None or bool((divisor == 0).any() or (dtype in SIGNED and (divisor == -1).any()))
 
 
@@ -116,7 +116,7 @@ def _bound_may_be_nan(node: ir.Node, opset: int) -> bool:
     """Return whether a bound of Clip is computed, or a constant NaN."""
     if _dtype(node) in INTEGER:
         return False
-    bounds = [_known(node, i) for i in (1, 2) if _has_input(node, i)]
+    bounds = [_weight_value(node, i) for i in (1, 2) if _has_input(node, i)]
     # Only NaN differs from itself.
     return any(bound is None or bool((bound != bound).any()) for bound in bounds)
 
@@ -148,16 +148,16 @@ ONNXRUNTIME = _by_operator(
     Wrong("Attention", lambda n, v: _has_input(n, 6), "nonpad_kv_seqlen: refuses the padded mask"),
     Wrong("Attention", lambda n, v: _has_output(n, 3), "qk_matmul_output with bias and causal mask differs"),
     Wrong("ConvInteger", lambda n, v: any(attribute_of(n, "pads", ())), "refuses padding"),
-    *_each(("DFT", "STFT"), _always, "differs on the suite's own signals"),
-    *_each(_RECURRENT, lambda n, v: bool(attribute_of(n, "layout", 0)), "refuses layout=1"),
-    *_each(("GRU", "LSTM"), _of(D.DOUBLE), "registered, and refuses doubles when it runs"),
+    *_rows(("DFT", "STFT"), _always, "differs on the suite's own signals"),
+    *_rows(_RECURRENT, lambda n, v: bool(attribute_of(n, "layout", 0)), "refuses layout=1"),
+    *_rows(("GRU", "LSTM"), _of(D.DOUBLE), "registered, and refuses doubles when it runs"),
     Wrong(
         "MeanVarianceNormalization", lambda n, v: _dtype(n) != D.FLOAT, "has its body's kernels, and refuses"
     ),
     Wrong("RMSNormalization", _mixes_dtypes, "returns the scale's dtype, where inference has the input's"),
     Wrong("LRN", lambda n, v: _rank(n) not in (None, 4), "refuses every rank but 4"),
     Wrong("MaxUnpool", lambda n, v: _has_input(n, 2), "output_shape differs"),
-    *_each(("ReduceMax", "ReduceMin"), _of(D.BOOL), "refuses an empty set of bool"),
+    *_rows(("ReduceMax", "ReduceMin"), _of(D.BOOL), "refuses an empty set of bool"),
     Wrong(
         "Resize",
         lambda n, v: (
@@ -166,7 +166,7 @@ ONNXRUNTIME = _by_operator(
         ),
         "align_corners with scales: uses the rounded size as the length",
     ),
-    *_each(
+    *_rows(
         ("ScatterElements", "ScatterND"),
         _scatters_what_it_lacks,
         "refuses most reductions of float16 and bool",
@@ -174,18 +174,18 @@ ONNXRUNTIME = _by_operator(
     Wrong("StringNormalizer", _always, "requires an en_US locale on the machine"),
     Wrong("Dropout", lambda n, v: _has_input(n, 2), "training mode: another random mask"),
     Wrong("BatchNormalization", _trains, "writes the running mean over its weight: the next run differs"),
-    # ONNX Runtime raises for an integer divided by 0, even where nothing is divided; min / -1 is a SIGFPE.
-    *_each(("Div", "Mod"), _may_trap, "int32, int64: min by -1 is SIGFPE"),
-    *_each(("ArgMax", "ArgMin"), _of(*_FLOATS), "skips a NaN that is not first", extremes=True),
-    *_each(("ReduceMax", "ReduceMin"), _of(*_FLOATS), "drops a NaN, depending on its place", extremes=True),
+    # ONNX Runtime raises for an integer divided by 0, even if nothing is divided; min / -1 is a SIGFPE.
+    *_rows(("Div", "Mod"), _may_trap, "int32, int64: min by -1 is SIGFPE"),
+    *_rows(("ArgMax", "ArgMin"), _of(*_FLOATS), "skips a NaN that is not first", extremes=True),
+    *_rows(("ReduceMax", "ReduceMin"), _of(*_FLOATS), "drops a NaN, depending on its place", extremes=True),
     Wrong("TopK", _of(*_FLOATS), "places a NaN anywhere, not as the largest", extremes=True),
     Wrong("Hardmax", _of(*_FLOATS), "returns zeros, or another place, for a row with NaN", extremes=True),
-    Wrong("LogSoftmax", _of(D.DOUBLE), "returns numbers for a row with NaN, -inf beside inf", extremes=True),
+    Wrong("LogSoftmax", _of(D.DOUBLE), "returns numbers for a row with NaN, -inf next to inf", extremes=True),
     Wrong("Sign", _of(D.FLOAT16), "returns 0 for NaN", extremes=True),
     Wrong("Clip", _bound_may_be_nan, "ignores a bound of NaN", extremes=True),
     Wrong("Shrink", lambda n, v: _dtype(n) != D.FLOAT, "computes doubles and integers in float32"),
     Wrong("Pow", _of(*INTEGER), "int64: through a double, 3**39 ends in 256 for 267", extremes=True),
-    *_each(
+    *_rows(
         ("ReduceSum", "ReduceL1", "ReduceProd", "ReduceSumSquare"),
         _of(*INDEX),
         "int64: through a double, 2**53 + 1 is lost; saturates",
@@ -214,7 +214,7 @@ _NO_TEXTS = (
 _REGRESSORS = ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor")
 
 REFERENCE = _by_operator(
-    *_each(
+    *_rows(
         _NO_TEXTS, _has_texts, "pads with the number 0, stops at a NUL, has Python's numbers and expressions"
     ),
     *(
@@ -231,14 +231,14 @@ REFERENCE = _by_operator(
         lambda n, v: str(attribute_of(n, "locale", ""))[:2] in ("tr", "az", "lt"),
         "changes case as in English",
     ),
-    *_each(
+    *_rows(
         ("Softmax", "LogSoftmax", "Hardmax"),
         _always,
         "uses one axis where opset < 13 means all axes from `axis`",
         before=13,
     ),
     Wrong("LRN", _always, "sums over the wrong axis"),
-    *_each(
+    *_rows(
         _RECURRENT,
         lambda n, v: not has_default_cell(n),
         "ignores clip, activations, input_forget and sequence_lens",
@@ -257,16 +257,16 @@ REFERENCE = _by_operator(
 
 
 # Operators that two engines compute correctly, but with different results: the array table does not take them from
-# ONNX Runtime where a bundle is small, so that a model's results do not depend on where it is cut.
+# ONNX Runtime in a small bundle, so that a model's results do not depend on the places at which it is cut.
 UNLIKE = _by_operator(
-    *_each(
+    *_rows(
         ("MaxPool", "GlobalMaxPool"), _always, "NaN in a window: ONNX Runtime skips it, the table does not"
     ),
     Wrong("LRN", _always, "NaN, inf: ONNX Runtime's running sum keeps them for the following channels"),
-    *_each(
+    *_rows(
         _RECURRENT, _always, "NaN in the input: ONNX Runtime clips its activations, which makes it a number"
     ),
     Wrong("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
     Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
-    *_each(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
+    *_rows(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )

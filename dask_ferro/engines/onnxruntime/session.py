@@ -4,15 +4,15 @@ The session gets an extracted model whose weights are external data: the loaded 
 models, the user's own memory-mapped file, whose pages all processes of a host share.  With prepacking (the default)
 matrix products are faster, but each session keeps its own packed copy.  A session is thread-safe and releases the GIL,
 so the threads of a worker share one, with `threads` = cores / worker threads (more oversubscribes: 0.77 x measured).
-ONNX Runtime's global thread pool is no alternative for many small sessions: it makes every other session of the process
-fail, also a user's own.
+ONNX Runtime's global thread pool is not an alternative for many small sessions: it makes every other session of the
+process fail, also a user's own.
 
 All sessions of a process share one arena, which is shrunk periodically.  By default each keeps an arena of its own, as
 large as its largest run: the arenas of nine small image models kept 196 MiB, which nothing counted.  With one shared
 arena they kept 64 MiB, at no cost: paired runs took 0.93 to 1.09 of the time, without a trend.  (Without an arena a
 worker takes 0 to 47 % longer, with shrinking after each run up to 16 %.)  A run option shrinks the arena.  glibc keeps
 freed memory in its heaps until they are trimmed: building ResNet-50 leaves 137 MiB there.  Both are done each time that
-`GIVEN_BACK_AFTER` bytes have been built or dropped.
+`TRIM_INTERVAL_BYTES` bytes have been built or dropped.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ _SESSION_BYTES = 64 * 2**10
 # float32.
 _FOLDS_SCALES = "MatMulScaleFusion"
 _MERGES = "CommonSubexpressionElimination"
-# Takes the padding of a computed kernel of a convolution for that of its image, and refuses the graph.
+# Mistakes the padding of a convolution's computed kernel for the padding of its image, and refuses the graph.
 _PADS = "Pad_Fusion"
-# Makes convolutions by constant kernels faster.  Where all kernels are computed, as in training, it moves only pools to
-# another layout and back: 0.95 of the CPU time of two convolutions' step without it.
+# Makes convolutions with constant kernels faster.  If all kernels are computed, as in training, it moves only pools
+# to another layout and back: 0.95 of the CPU time of two convolutions' step without it.
 _BLOCKS = "NchwcTransformer"
 # The severity of a session's log: fatal errors.  ONNX Runtime raises an error, and also writes it to standard error, in
 # red.  A run has the severity of its session.
 RAISED_ALONE = 4
 # Memory is returned after this many bytes built or dropped; it takes 1 to 40 ms.
-GIVEN_BACK_AFTER = 64 * 2**20
-# ONNX Runtime's message where the process has already registered an arena.
-_TAKEN = "already been registered"
+TRIM_INTERVAL_BYTES = 64 * 2**20
+# ONNX Runtime's message if the process has already registered an arena.
+_ARENA_EXISTS = "already been registered"
 
 
 class SessionSettings(NamedTuple):
-    """What a session on the host depends on beside its nodes.
+    """Settings of a session on the host.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class SessionSettings(NamedTuple):
     prepack : bool
         Whether the session may keep rearranged copies of constant weights.
     exact : bool
-        Whether results have the same bits wherever the model is cut; see `kept_apart`.
+        Whether results have the same bits wherever the model is cut; see `disabled_optimizers`.
     limit : float or None
         Seconds that a run may take; it is stopped at the next node, also inside the body of a Loop.
     """
@@ -105,7 +105,7 @@ class SessionRun:
         self._content = piece.proto.SerializeToString()
         # The session reads these arrays in place, so they have to live as long.
         self._shared = piece.shared
-        self._apart = kept_apart(nodes, exact=settings.exact)
+        self._apart = disabled_optimizers(nodes, exact=settings.exact)
         weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
         self._session = self._built(session_options(piece.folder, settings))
         self._run = self._session.run
@@ -114,7 +114,7 @@ class SessionRun:
         self._limit = settings.limit
         held = sum(array.nbytes for array in self._shared.values())
         packed = int(sum(weights.values()) * (_PREPACK_FACTOR if settings.prepack else 0.0))
-        self.nbytes = len(self._content) * 5 + held + _SESSION_BYTES + packed + made_bytes(nodes, weights)
+        self.nbytes = len(self._content) * 5 + held + _SESSION_BYTES + packed + constant_bytes(nodes, weights)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         run, feeds = self._run, dict(zip(self._inputs, arrays, strict=True))
@@ -132,8 +132,8 @@ class SessionRun:
             if not options.terminate:
                 raise
             raise InputError(
-                f"stopped after {self._limit:g} s, the limit of one bundle (ferro.limits.run); raise it if the model is"
-                " expected to take longer"
+                f"stopped after {self._limit:g} s, the limit of one bundle (ferro.limits.run); raise it if"
+                " the model is expected to take longer"
             ) from error
         finally:
             timer.cancel()
@@ -146,10 +146,10 @@ class SessionRun:
         return ort.InferenceSession(self._content, options, providers=[HOST], disabled_optimizers=self._apart)
 
 
-def made_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
+def constant_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
     """Return the bytes of the values that depend on no input, which ONNX Runtime computes when it builds a session.
 
-    The onnx package's light models make their weights so, 490 MB from a file of 4 kB.
+    The onnx package's light models build their weights like this, 490 MB from a file of 4 kB.
     """
     known, total = set(weights), 0
     for node in nodes:
@@ -159,7 +159,7 @@ def made_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
     return total
 
 
-def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
+def disabled_optimizers(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     """Return the optimizers of ONNX Runtime that a session on `nodes` must not use.
 
     Parameters
@@ -171,14 +171,14 @@ def kept_apart(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
     has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
     # ONNX Runtime would take a node that is computed again for a copy of the first one, and keep that one's result.
     repeats = any(REMAT_KEY in node.metadata_props for node in nodes)
-    # As in second derivatives of convolutions.
+    # Second derivatives of convolutions have such names.
     kernels = [node.inputs[1] for node in nodes if node.op_type == "Conv"]
     computed = [kernel is not None and kernel.const_value is None for kernel in kernels]
     apart = {
         _FOLDS_SCALES: exact or has_doubles,
         _MERGES: repeats,
         _PADS: any(computed),
-        # A mean of a window is summed in another order there.
+        # In that layout a window's mean is summed in another order.
         _BLOCKS: bool(computed) and all(computed) and not exact,
     }
     return [name for name, is_apart in apart.items() if is_apart]
@@ -217,29 +217,29 @@ def _register_arena() -> None:
         ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
     # ONNX Runtime's own errors have no common base.
     except Exception as error:
-        if _TAKEN not in str(error):
+        if _ARENA_EXISTS not in str(error):
             raise
 
 
 def give_back() -> None:
     """Return the unused memory of the arena and of glibc's heaps to the system."""
-    session, options = _shrinking()
+    session, options = _shrink_session()
     session.run(None, {"x": np.zeros(1, np.float32)}, options)
     _trim()(0)
 
 
 @cache
-def _shrinking() -> tuple[ort.InferenceSession, ort.RunOptions]:
+def _shrink_session() -> tuple[ort.InferenceSession, ort.RunOptions]:
     """Return the smallest session on the shared arena, and options that let its run shrink it."""
     # ONNX Runtime shrinks an arena only at the end of a run.
     options = ort.SessionOptions()
     options.log_severity_level = RAISED_ALONE
     options.intra_op_num_threads = 1
     share_arena(options)
-    return ort.InferenceSession(smallest_model(), options, providers=[HOST]), shrinking("cpu:0")
+    return ort.InferenceSession(smallest_model(), options, providers=[HOST]), shrink_options("cpu:0")
 
 
-def shrinking(arena: str) -> ort.RunOptions:
+def shrink_options(arena: str) -> ort.RunOptions:
     """Return the options of a run after which an arena frees its unused memory."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena)
@@ -271,7 +271,7 @@ class Returns:
         The number of bytes between two calls.
     """
 
-    def __init__(self, after: int = GIVEN_BACK_AFTER) -> None:
+    def __init__(self, after: int = TRIM_INTERVAL_BYTES) -> None:
         self._after = after
         self._bytes = 0
         self._lock = Lock()

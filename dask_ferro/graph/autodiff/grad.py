@@ -3,15 +3,16 @@
     loss = f(x, w)            forward nodes, as written
     grad(loss, w)             backward nodes: more of the same, in the region of the node they belong to
 
-The nodes are walked from the last to the first; each gives its inputs' gradients by the rule of its op, and gradients
-of one tensor are added in that order, so the same calls give the same graph and the same bits.  One node an input:
-activation and weight gradients can be scheduled apart.  Nothing is written for gradients that are not asked for.
+The nodes are walked from the last to the first.  The rule of a node's op writes the gradients of its inputs, and
+gradients of one tensor are added in that order, so the same calls give the same graph and the same bits.  Each input
+has a node of its own: activation and weight gradients can be scheduled separately.  Nothing is written for gradients
+that are not requested.
 
 An op is in one of three tables:
-- `RULES`: op -> rules, one an input, the last for all that follow; None where an input has no gradient (axes);
+- `RULES`: op -> rules, one an input, the last for all that follow (None if an input has no gradient, like axes);
 - `EXPANSIONS`: op -> the same in simpler ops, which are differentiated;
-- `FLAT`: ops whose gradient is 0 almost everywhere, or whose result is no floating point number: they stop it.
-An op in none of them has no gradient here, and asking for one is an `UnsupportedOpError` that names op and node.
+- `FLAT`: ops whose gradient is 0 almost everywhere, or whose result is not floating point: they stop it. An op in
+  none of them has no gradient here; a request for one is an `UnsupportedOpError` that names op and node.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from dask_ferro.graph.autodiff.rules import elementwise, layout, linear, reducti
 from dask_ferro.graph.autodiff.rules.expansions import EXPANSIONS
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.dims import written
-from dask_ferro.graph.tensor.emit import reached
+from dask_ferro.graph.tensor.dims import format_shape
+from dask_ferro.graph.tensor.emit import reachable_nodes
 from dask_ferro.graph.tensor.manipulation import ones_like, zeros_like
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
@@ -51,9 +52,9 @@ def grad(loss: Tensor, params: Tree) -> Tree:
     Raises
     ------
     InputError
-        The loss is no tensor or no scalar, or something is no floating point number.
+        If the loss is not a scalar Tensor, or the loss or a parameter is not floating point.
     UnsupportedOpError
-        An op on the way has no gradient; named, with its node.
+        If an op on the way has no gradient; the message names it and its node.
 
     Examples
     --------
@@ -67,12 +68,12 @@ def grad(loss: Tensor, params: Tree) -> Tree:
         remedy = "the tensor that it returns: grad(fn(w), w)" if callable(loss) else "a Tensor"
         raise InputError(f"grad: loss: got a {type(loss).__name__}, wanted {remedy}")
     if loss.ndim:
-        raise InputError(f"grad: a loss is a scalar, got {written(loss.shape)}; take its mean or sum")
+        raise InputError(f"grad: a loss is a scalar, got {format_shape(loss.shape)}; take its mean or sum")
     leaves = pytree.leaves(params, "grad")
     for tensor in (loss, *leaves):
         if not tensor.is_floating:
-            raise InputError(f"grad: {tensor!r} is of no floating point numbers, and has no gradient")
-    with regions.written_in(regions.current()._replace(phase=regions.BACKWARD)):
+            raise InputError(f"grad: {tensor!r} is not floating point, so it has no gradient")
+    with regions.set_region(regions.current()._replace(phase=regions.BACKWARD)):
         seed = ones_like(loss)
     gradients = _pull_back([(loss, seed)], leaves)
     return pytree.like(
@@ -97,22 +98,22 @@ def value_and_grad(loss: Tensor, params: Tree) -> tuple[Tensor, Tree]:
 def _pull_back(
     seeds: Sequence[tuple[Tensor, Tensor]], sources: Sequence[Tensor], ends: Set[Key] = frozenset()
 ) -> list[Tensor | None]:
-    """Return the gradient of each source from those of outputs; None without a path.
+    """Return the gradient of each source from the gradients of outputs; None without a path.
 
     No gradient passes through one of `ends` to another tensor.
     """
-    nodes = reached([y for y, _ in seeds])
+    nodes = reachable_nodes([y for y, _ in seeds])
     # Nodes off every path from a source get no gradient nodes at all.
     moving = _dependents(nodes, {x.key for x in sources}, ends)
     grads: dict[Key, Tensor] = {}
     for y, seed in seeds:
         if y.key in moving:
             _add(grads, y.key, seed)
-    # The order of creation is topological, so all gradients of a node are complete when it is its turn.
+    # The order of creation is topological, so all gradients of a node are complete when the walk reaches it.
     for node in reversed(nodes):
         keys = _outputs(node)
         if any(key in grads and key not in ends for key in keys):
-            with regions.written_in(node.region._replace(phase=regions.BACKWARD)):
+            with regions.set_region(node.region._replace(phase=regions.BACKWARD)):
                 _differentiate(node, tuple(grads.get(key) for key in keys), moving, grads)
     return [grads.get(x.key) for x in sources]
 

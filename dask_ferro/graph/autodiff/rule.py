@@ -1,11 +1,11 @@
 """The argument of gradient rules, and functions that rules share: sums over broadcast axes, known inputs.
 
 A rule is `rule(call) -> Tensor`: the gradient of one input of one node, written with the same array math that
-users write.  One rule an input: so the gradients of a product's two factors are separate nodes, one for the
-activation and one for the weight, and a caller that needs only one writes only one.
+users write.  Each input has a rule of its own, so the gradients of a product's two factors are separate nodes, one
+for the activation and one for the weight, and a caller that needs only one writes only one.
 
 Exporters compute paddings and slices from known dimensions, as in Shape(x) -> Gather -> Add -> Div.  ONNX's reference
-runs such nodes with several sizes in place of each unknown dimension: a value that is always the same is known.
+runs such nodes with several sizes for each unknown dimension: a value that is always the same is known.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dask_ferro.graph.tensor.tensor import Node, Tensor, TensorSource, constant_
 
 Array = npt.NDArray[Any]
 
-# Neighbours, whose remainders differ whatever they are divided by, and one whose quotients differ from theirs.
+# Neighbours, whose remainders differ for any divisor, and one size with other quotients.
 _SIZES = (251, 252, 509)
-# A graph of more nodes than this, of more unknown dimensions, or of other operators, is no arithmetic on sizes.
+# A graph of more nodes than this, of more unknown dimensions, or of other operators, is not arithmetic on sizes.
 _NODES, _UNKNOWN_DIMS = 256, 4
 _ARITHMETIC = frozenset({
     "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Gather", "Identity", "Max", "Min", "Mod", "Mul", "Neg",
@@ -95,7 +95,7 @@ class GradientRequest:
 
 
 Rule = Callable[[GradientRequest], Tensor]
-# One rule an input, the last for all further ones; None: there is no gradient.
+# One rule for each input, the last for all further inputs; None: there is no gradient.
 Row = tuple[Rule | None, ...]
 
 
@@ -138,7 +138,7 @@ def _output(node: Node, size: int, known: dict[int, Array | None], dims: dict[Ha
         return None
     feeds = {f"x{i}": _value(x, size, known, dims) for i, x in enumerate(node.inputs) if x is not None}
     inputs = {name: value for name, value in feeds.items() if value is not None}
-    # The size of the result is a value of this one alone.
+    # The size of the result is a value of this dimension only.
     is_large = node.op_type == "ConstantOfShape" and np.prod(inputs.get("x0", 0)) > _NODES
     if len(inputs) < len(feeds) or is_large:
         return None
@@ -163,10 +163,10 @@ def sum_to(g: Tensor, x: Tensor) -> Tensor:
 
 def _sum_late(g: Tensor, x: Tensor) -> Tensor:
     shape = concat([ints([1] * (g.ndim - x.ndim)), shape_of(x)]) if g.ndim > x.ndim else shape_of(x)
-    # The axes to sum are those of size 1, which only the run knows; an empty list sums nothing.
+    # The axes to sum have size 1, which only the run knows; an empty list sums nothing.
     axes = fold(emit("NonZero", [shape == 1], (1, None), shape.type.dtype), (-1,))
     total = emit("ReduceSum", [g, axes], (None,) * g.ndim, keepdims=1, noop_with_empty_axes=1)
-    # Of one rank, the sum is known to have the shape of `x`.
+    # If the ranks are equal, the sum is known to have the shape of `x`.
     known = Tensor(total.origin, total.index, total.type._replace(shape=x.shape))
     return reshape_like(total, x) if g.ndim > x.ndim else known
 

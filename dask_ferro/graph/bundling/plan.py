@@ -39,7 +39,7 @@ from dask_ferro.graph.bundling.partition import (
 )
 from dask_ferro.graph.cost.roofline import NOTHING, Cost, ModelCost
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.ir.nodes import nested, reads, type_of, value_bytes
+from dask_ferro.graph.ir.nodes import nodes_and_bodies, reads, type_of, value_bytes
 from dask_ferro.graph.ops.table import facts_of
 
 Granularity: TypeAlias = Literal["auto", "op", "model"] | float
@@ -189,7 +189,7 @@ def _constants(
 
 def _draws(node: ir.Node) -> bool:
     """Return whether a node, or one in its bodies, may draw random numbers."""
-    return any(facts_of(inner).draws != "never" for inner in nested(node))
+    return any(facts_of(inner).draws != "never" for inner in nodes_and_bodies(node))
 
 
 def _with_constants(

@@ -1,1 +1,1 @@
-"""What nodes cost: FLOPs and bytes, and from them seconds on a device."""
+"""Costs of nodes: FLOPs and bytes, and from them seconds on a device."""

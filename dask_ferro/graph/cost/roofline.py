@@ -1,8 +1,8 @@
 """The cost of a node: FLOPs, bytes read and written, and from them its seconds on a device.
 
-FLOPs are those of `graph.ops`.  A node reads the bytes of all inputs, weights included, and writes those of all
+FLOPs come from `graph.ops`.  A node reads the bytes of all inputs, weights included, and writes the bytes of all
 outputs; but a node that only renames data (Reshape) touches none, and one that selects (Gather) reads as much as it
-selects.  Types are those of the batch to run, so costs are functions of the batch; an unknown dimension counts as 1.
+selects.  Types belong to the batch to run, so costs are functions of the batch; an unknown dimension counts as 1.
 
 An If costs as much as its most expensive branch; a Loop or Scan as its body times the trip count if the model has it
 (a constant, or the length of a scanned value), else once.  Seconds follow the roofline model: the longer of arithmetic
@@ -126,7 +126,7 @@ class DeviceProfile:
     ----------
     name : str
     flops_per_s : float
-        Of a large float32 matrix product.
+        FLOP/s of a large float32 matrix product.
     bytes_per_s : float
         Memory bandwidth, read and written bytes together.
     node_overhead_s : float
@@ -191,12 +191,11 @@ def seconds(
     Parameters
     ----------
     node : onnx_ir.Node
-        A Sleep takes the seconds of its attribute, a node with bodies those of their
-        nodes, whatever its cost is.
+        A Sleep takes the seconds of its attribute, a node with bodies the seconds of their nodes, whatever its cost is.
     cost : Cost
     profile : DeviceProfile
     types : mapping of str to ValueType, optional
-        Types of values inside bodies; the declared ones if left out.
+        Types of values inside bodies; default: the declared types.
     """
     if node.domain == OWN_DOMAIN and node.op_type == "Sleep":
         return float(Operands(node, types).attribute("seconds", 0.0))

@@ -4,8 +4,8 @@
     INTEGER  SIGNED | UNSIGNED               texts, as Python objects
     BOOL                                     COMPLEX
 
-A dtype that ONNX adds is in the groups that its properties put it in, so most need no line here.  Engines and the lazy
-tensors say by these groups what they take.
+A dtype that ONNX adds is in the groups that its properties put it in, so most need no line here.  Engines and the
+lazy tensors declare the dtypes that they accept with these groups.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ D = ir.DataType
 
 
 def array_dtype(dtype: ir.DataType) -> np.dtype[np.generic]:
-    """Return the dtype of the numpy arrays that hold a tensor; texts have any length, so theirs hold objects."""
+    """Return the dtype of the numpy arrays that hold a tensor; texts have any length, so their arrays hold objects."""
     return np.dtype(object) if dtype == D.STRING else dtype.numpy()
 
 
 def _native(kinds: str) -> frozenset[ir.DataType]:
     """The dtypes of these kinds that numpy itself has."""
-    # float8e5m2 of ml_dtypes has kind "f", as numpy's own floats have.
+    # float8e5m2 of ml_dtypes has kind "f", like numpy's own floats.
     arrays = {d: array_dtype(d) for d in TENSOR}
     return frozenset(d for d, array in arrays.items() if array.kind in kinds and array.isbuiltin == 1)
 
@@ -45,9 +45,9 @@ INDEX = frozenset({D.INT32, D.INT64})
 WIDE = frozenset({D.INT64})
 
 # Extensions of 8 bits and less: tensors are stored as these, and cast before anything is computed with them.
-STORED = frozenset(d for d in TENSOR - SESSION - COMPLEX if d.bitwidth <= 8)
-# Dtypes that operators compute with, the floats among them, and those of two bytes, whose sums are widened.
-ARITHMETIC_FLOATS = frozenset(d for d in TENSOR - STORED if d.is_floating_point())
+STORAGE = frozenset(d for d in TENSOR - SESSION - COMPLEX if d.bitwidth <= 8)
+# Dtypes that operators compute with, the floats among them, and the floats of two bytes, whose sums are widened.
+ARITHMETIC_FLOATS = frozenset(d for d in TENSOR - STORAGE if d.is_floating_point())
 ARITHMETIC = INTEGER | ARITHMETIC_FLOATS
 HALVES = frozenset(d for d in ARITHMETIC_FLOATS if d.bitwidth == 16)
 
@@ -63,8 +63,8 @@ def is_integer(dtype: np.dtype[np.generic]) -> bool:
 
 
 @cache
-def _allowed(domain: str, op_type: str, opset: int) -> tuple[frozenset[str], ...]:
-    """Return the types that an operator's parameters take; the last one's are those of all further operands."""
+def _allowed_types(domain: str, op_type: str, opset: int) -> tuple[frozenset[str], ...]:
+    """Return the types that an operator's parameters accept; the last types hold for all further operands."""
     try:
         return tuple(frozenset(p.types) for p in onnx.defs.get_schema(op_type, opset, domain).inputs)
     except onnx.defs.SchemaError:
@@ -72,11 +72,11 @@ def _allowed(domain: str, op_type: str, opset: int) -> tuple[frozenset[str], ...
 
 
 def takes(domain: str, op_type: str, opset: int, given: Sequence[ir.DataType | None]) -> bool:
-    """Return whether an operator has a form for operands of these dtypes; None is an operand that is left out.
+    """Return whether an operator has a form for operands of these dtypes; None is an omitted operand.
 
-    An operator that ONNX does not know takes all.
+    An operator that ONNX does not know accepts all.
     """
-    known = _allowed(domain, op_type, opset)
+    known = _allowed_types(domain, op_type, opset)
     return not known or all(
         dtype is None or f"tensor({dtype.name.lower()})" in known[min(i, len(known) - 1)]
         for i, dtype in enumerate(given)
@@ -84,7 +84,7 @@ def takes(domain: str, op_type: str, opset: int, given: Sequence[ir.DataType | N
 
 
 @cache
-def since(dtype: ir.DataType) -> int:
+def first_cast_opset(dtype: ir.DataType) -> int:
     """Return the first operator set whose Cast takes a dtype; the newest if none does."""
     newest = int(onnx.defs.onnx_opset_version())
     name = f"tensor({dtype.name.lower()})"

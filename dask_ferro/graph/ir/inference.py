@@ -1,9 +1,9 @@
-"""Type and shape inference of a graph's values, given sizes for its symbolic dimensions or inputs.
+"""Infer types and shapes of a graph's values from sizes of its symbolic dimensions or inputs.
 
 ONNX's own inference does the work (`onnx_inference`), on a copy of the graph that holds no weights (tensors over 1 KiB
-become bare dtypes and dimensions).  Types that it cannot find are taken from what the model declares; what neither
-tells stays None.  Inference never fails here: a graph that it cannot digest keeps its declared types.
-`graph.model.load` decides what is allowed.
+become bare dtypes and dimensions).  Types that it cannot infer are the model's declared types; a type that is neither
+inferred nor declared stays None.  Inference never fails here: a graph that it cannot digest keeps its declared types.
+`graph.model.load` decides which models are accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.messages import TYPE_PROTO, all_types, holds_map, lean_model
-from dask_ferro.graph.ir.onnx_inference import INVENTED, completed, folded
+from dask_ferro.graph.ir.onnx_inference import INVENTED_NAME, complete_types, fold_constants
 
 Dim = int | str | None
 
@@ -29,9 +29,9 @@ _DTYPES = {dtype.value: dtype for dtype in ir.DataType if dtype is not ir.DataTy
 class ValueType(NamedTuple):
     """The type of a value, as far as it is known before the graph runs.
 
-    `kind` is "tensor", "sparse", "sequence", "optional", "map" or "unknown".  `dtype` is that of the
-    (innermost) elements.  `shape` holds an int, a symbol or None per dimension, and is None where the rank is
-    unknown; a sequence or map has none, an optional tensor has the tensor's.
+    `kind` is "tensor", "sparse", "sequence", "optional", "map" or "unknown".  `dtype` is the dtype of the (innermost)
+    elements.  `shape` holds an int, a symbol or None per dimension, and is None if the rank is unknown; a sequence or
+    map has none, an optional tensor has the tensor's shape.
     """
 
     kind: str
@@ -49,23 +49,23 @@ def infer(
     shapes: Mapping[str, Sequence[int]] | None = None,
     trusts_declared: bool = True,
 ) -> dict[str, ValueType]:
-    """Return the type of every value by its name: inputs, initializers and node outputs, those of bodies too.
+    """Return the type of every value by its name: inputs, initializers and node outputs, also in bodies.
 
-    The shapes that a Loop carries around may change from trip to trip, so they are known where the body declares them.
+    The shapes that a Loop carries around may change from trip to trip, so only the body's declarations count.
 
     `dims` are sizes of symbolic dimensions, and `shapes` are whole shapes of inputs, which also bind the symbols that
-    they meet.  Where a shape contradicts a declared size (a batch of 8 into a model made for 1), or with
-    `trusts_declared=False`, every declared shape but the inputs' is dropped and inferred anew.  A dimension or input
-    that the model does not have, a rank that does not fit, and two sizes for one name are a `InputError`.
+    they meet.  If a shape contradicts a declared size (a batch of 8 into a model for 1), or with
+    `trusts_declared=False`, every declared shape except the inputs' is dropped and inferred again.  A dimension or
+    input that the model does not have, a rank that does not fit, and two sizes for one name raise `InputError`.
     """
     return Inference(model).types(dims=dims, shapes=shapes, trusts_declared=trusts_declared)
 
 
 class Inference:
-    """Inference of one unchanging model at any number of sizes; what does not depend on them is computed once.
+    """Inference of one unchanging model at any number of sizes; values that do not depend on them are computed once.
 
-    If its types were inferred from those of its inputs alone (`TypedModel`), and each size is a number or a symbol of
-    an input, the sizes of the symbols give all types, and nothing is inferred again.
+    If its types were inferred only from the types of its inputs (`TypedModel`), and each size is a number or a symbol
+    of an input, the sizes of the symbols give all types, and nothing is inferred again.
     """
 
     def __init__(self, model: ir.Model, *, is_inferred: bool = False) -> None:
@@ -102,7 +102,7 @@ class Inference:
                 _set_shape(info, (shapes or {})[info.name])
         for info in [*proto.graph.input, *proto.graph.value_info, *proto.graph.output] if bound else ():
             _bind(info, bound)
-        found, _ = completed(proto)
+        found, _ = complete_types(proto)
         inferred = value_types(found.graph)
         declared = self._inputs_alone if stale else self._declared
         return {
@@ -110,7 +110,7 @@ class Inference:
         }
 
     def _closed_symbols(self) -> frozenset[Dim] | None:
-        """Return the symbols of all shapes; None if a value is no tensor, or a size is no symbol of an input."""
+        """Return the symbols of all shapes; None if a value is not a tensor, or a size is not a symbol of an input."""
         shapes = [t.shape if t.kind == "tensor" else None for t in self._declared.values()]
         inputs = [self._declared[value.name or ""].shape or () for value in self._model.graph.inputs]
         sizes = frozenset(chain.from_iterable((None,) if shape is None else shape for shape in shapes))
@@ -119,7 +119,7 @@ class Inference:
 
     def _without_weights(self, *, keep_declared: bool) -> onnx.ModelProto:
         if keep_declared not in self._bare:
-            self._bare[keep_declared] = folded(lean_model(self._model, keep_declared=keep_declared))
+            self._bare[keep_declared] = fold_constants(lean_model(self._model, keep_declared=keep_declared))
         return self._bare[keep_declared]
 
     @cached_property
@@ -176,7 +176,7 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
 
 def _name(symbol: str | None) -> str | None:
     """Return a dimension's symbol, None for one that inference invented ("unk__0"), which no other dimension has."""
-    return None if not symbol or INVENTED.fullmatch(symbol) else symbol
+    return None if not symbol or INVENTED_NAME.fullmatch(symbol) else symbol
 
 
 def declared_type(value: ir.Value) -> ValueType:
@@ -202,7 +202,7 @@ def _ir_dim(dim: int | ir.SymbolicDim) -> Dim:
 
 
 def set_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
-    """Set the types of a model's values, by their names; in a body, what is declared stays."""
+    """Set the types of a model's values, by their names; in a body, declared types stay."""
     for graph in model.graphs():
         for value in values(graph):
             type_ = types.get(value.name or "")
@@ -218,7 +218,7 @@ def set_types(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> None:
 
 
 def values(graph: ir.Graph) -> Iterable[ir.Value]:
-    """Yield the values that `graph` itself defines, without those of its bodies."""
+    """Yield the values that `graph` itself defines, without the values of its bodies."""
     yield from graph.inputs
     yield from graph.initializers.values()
     for node in graph:
@@ -226,7 +226,7 @@ def values(graph: ir.Graph) -> Iterable[ir.Value]:
 
 
 def _merge(inferred: ValueType, declared: ValueType) -> ValueType:
-    # Where they differ the inferred one counts.
+    # If they differ, the inferred type counts.
     if inferred.kind == "unknown":
         return declared
     shape = inferred.shape
@@ -263,7 +263,9 @@ def _bindings(
             if isinstance(want, int):
                 stale |= want != got
             elif want is not None and bound.setdefault(want, got) != got:
-                raise InputError(f"dimension {want!r} is {bound[want]} and, by the shape of {name!r}, {got}")
+                raise InputError(
+                    f"dimension {want!r} is {bound[want]} and, from the shape of {name!r}, {got}"
+                )
     return bound, stale
 
 

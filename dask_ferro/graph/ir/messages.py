@@ -1,7 +1,8 @@
 """ONNX's messages: their nodes, bodies, names, tensors and types, and the messages of a model without its weights.
 
-What has no weights is for the checker, inference and the version converter: tensors over `KEPT_BYTES` become bare
-dtypes and dimensions, and our own operators Identity, whose types they have.  Nothing here reads external data.
+Messages without weights are for the checker, inference and the version converter: tensors over `KEPT_BYTES` become
+bare dtypes and dimensions, and dask_ferro's own operators become Identity, whose types they have.  Nothing here reads
+external data.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN, STANDARD_DOMAINS
 
-# Inference reads values of tensors only where they are shapes, axes or sizes: 128 int64.
+# Inference reads values of tensors only if they are shapes, axes or sizes: 128 int64.
 KEPT_BYTES = 1024
 
 # `ir.Value.meta` key: the serialized TypeProto of a type that onnx_ir cannot hold (maps).
@@ -43,7 +44,7 @@ def bodies(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes and those of their bodies, at any depth."""
+    """Yield the nodes and the nodes of their bodies, at any depth."""
     for node in nodes:
         yield node
         for body in bodies(node):
@@ -56,12 +57,12 @@ def all_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
 
 
 def external_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    """Return the initializers of the graph and of its bodies whose data lies elsewhere."""
+    """Return the initializers of the graph and of its bodies whose data is in other files."""
     tensors = chain.from_iterable(each.initializer for each in all_graphs(graph))
     return [tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL]
 
 
-def captured(node: onnx.NodeProto) -> set[str]:
+def capture_names(node: onnx.NodeProto) -> set[str]:
     names: set[str] = set()
     for body in bodies(node):
         names |= free(body)
@@ -82,7 +83,7 @@ def free(graph: onnx.GraphProto) -> set[str]:
 def uses(node: onnx.NodeProto) -> Sequence[str] | set[str]:
     """Return the names that `node` reads, those captured by its bodies included."""
     # Few nodes have bodies; for the others no set is built.
-    inner = captured(node) if any(a.type in _GRAPHS for a in node.attribute) else None
+    inner = capture_names(node) if any(a.type in _GRAPHS for a in node.attribute) else None
     return inner.union(node.input) if inner else node.input
 
 
@@ -123,8 +124,8 @@ def take_maps(graph: onnx.GraphProto) -> dict[str, bytes]:
 def lean_model(model: ir.Model, *, keep_declared: bool, keep_inner: bool = False) -> onnx.ModelProto:
     """Return `model` as messages without weights.
 
-    With `keep_declared`, the outputs keep their declared shapes, and so do those of operators that inference does not
-    know; with `keep_inner`, the outputs of all nodes.
+    `keep_declared` keeps the declared shapes of the outputs and of the results of operators that inference does not
+    know; `keep_inner` keeps the declared shapes of all nodes' outputs.
     """
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     for domain, version in model.opset_imports.items():

@@ -1,10 +1,10 @@
 """Output types of ai.onnx.ml operators that ONNX's inference leaves out, so that it would end at a classifier.
 
-Some others are here too: ONNX's inference does not look into the function body of GroupNormalization, and gives no
-length to the texts of StringNormalizer and none to those of ONNX Runtime's Tokenizer.
+Some other operators are here too: ONNX's inference does not inspect the function body of GroupNormalization, and
+infers no length for the texts of StringNormalizer or of ONNX Runtime's Tokenizer.
 
-Shapes are those of ONNX Runtime's results.  A table of one dimension is one row to the operators that read rows: they
-give the results of one, whatever its length.
+Shapes are the shapes of ONNX Runtime's results.  Operators that read rows treat a table of one dimension as one row:
+they return the results of one row, whatever its length.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Dim: TypeAlias = int | str | None
 Shape: TypeAlias = Sequence[Dim]
 Attributes: TypeAlias = Mapping[str, Any]
 Outputs: TypeAlias = Sequence[tuple[int, Shape]]
-# Given a node's attributes, the dtype and the shape of its first input, and the shapes of the others: the dtype and the
-# shape of each output.
+# From a node's attributes, the dtype and the shape of its first input, and the shapes of the others, to the dtype and
+# the shape of each output.
 Row: TypeAlias = Callable[[Attributes, int, Shape, Sequence[Shape | None]], Outputs]
 
 
 def add_types(graph: onnx.GraphProto) -> bool:
-    """Add output types that ONNX's inference leaves out, where input types are known; return whether there were any."""
+    """Add output types that ONNX's inference leaves out, if input types are known; return whether there were any."""
     types, added = types_of(graph), False
     infos = {info.name: info for info in [*graph.value_info, *graph.output]}
     for node in graph.node:
@@ -85,7 +85,7 @@ def _records(shape: Shape) -> Dim:
     return shape[0] if len(shape) > 1 else 1
 
 
-def _same(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
+def _keep_type(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
     return ((dtype, shape),)
 
 
@@ -98,7 +98,7 @@ def _scores(columns: Callable[[Attributes], Dim]) -> Row:
     return lambda attributes, dtype, shape, _: ((TensorProto.FLOAT, (_records(shape), columns(attributes))),)
 
 
-def _classified(columns: Callable[[Attributes], Dim]) -> Row:
+def _classify(columns: Callable[[Attributes], Dim]) -> Row:
     """Return the rule of a label and a row of `columns` scores for each row of the input."""
 
     def row(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
@@ -123,7 +123,9 @@ def _machine_scores(attributes: Attributes) -> Dim:
     return labels if attributes.get("prob_a") else labels * (labels - 1) // 2
 
 
-def _extracted(attributes: Attributes, dtype: int, table: Shape, others: Sequence[Shape | None]) -> Outputs:
+def _extract_features(
+    attributes: Attributes, dtype: int, table: Shape, others: Sequence[Shape | None]
+) -> Outputs:
     """Return ArrayFeatureExtractor's output for a table of one dimension; ONNX infers the others."""
     indices = others[0] if others else None
     sizes = [size for size in indices or () if isinstance(size, int)]
@@ -131,29 +133,31 @@ def _extracted(attributes: Attributes, dtype: int, table: Shape, others: Sequenc
     return ((dtype, (*(table[:-1] or (1,)), count)),)
 
 
-def _normalized(attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]) -> Outputs:
-    """Return StringNormalizer's output: all texts where there are no stop words."""
+def _normalize_strings(
+    attributes: Attributes, dtype: int, shape: Shape, others: Sequence[Shape | None]
+) -> Outputs:
+    """Return StringNormalizer's output: all texts if there are no stop words."""
     return ((TensorProto.STRING, (*shape[:-1], None) if attributes.get("stopwords") else shape),)
 
 
 _LEARNERS: Mapping[str, Row] = {
-    "ArrayFeatureExtractor": _extracted,
+    "ArrayFeatureExtractor": _extract_features,
     "FeatureVectorizer": _scores(lambda attributes: sum(attributes.get("inputdimensions", ())) or None),
-    "Imputer": _same,
+    "Imputer": _keep_type,
     "LinearRegressor": _scores(lambda attributes: attributes.get("targets", 1)),
     "Normalizer": _floats,
     "Scaler": _floats,
-    "SVMClassifier": _classified(_machine_scores),
+    "SVMClassifier": _classify(_machine_scores),
     "SVMRegressor": _scores(lambda attributes: 1),
-    "TreeEnsembleClassifier": _classified(_labels),
+    "TreeEnsembleClassifier": _classify(_labels),
     "TreeEnsembleRegressor": _scores(lambda attributes: attributes.get("n_targets", 1)),
 }
 # The operators whose output types ONNX's inference leaves out, by domain and name.
 TABLE: Mapping[tuple[str, str], Row] = {
     **{(DOMAIN, name): row for name, row in _LEARNERS.items()},
-    **{(domain, "GroupNormalization"): _same for domain in STANDARD_DOMAINS},
-    **{(domain, "StringNormalizer"): _normalized for domain in STANDARD_DOMAINS},
-    # The words of each text, as many as the longest one has.
+    **{(domain, "GroupNormalization"): _keep_type for domain in STANDARD_DOMAINS},
+    **{(domain, "StringNormalizer"): _normalize_strings for domain in STANDARD_DOMAINS},
+    # The words of each text, as many as in the longest text.
     ("com.microsoft", "Tokenizer"): lambda attributes, dtype, shape, _: (
         (TensorProto.STRING, (*shape, None)),
     ),

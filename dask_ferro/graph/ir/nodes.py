@@ -44,7 +44,7 @@ def sizes(value: ValueType) -> tuple[int, ...]:
 
 
 def extent(size: int, index: int, count: int) -> tuple[int, int]:
-    """Return where part `index` of `count` along a dimension starts and stops; the first parts may be longer by one.
+    """Return start and stop of part `index` of `count` along a dimension; the first parts may be longer by one.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def type_of(value: ir.Value, types: Types) -> ValueType:
 
 
 def attribute_of(node: ir.Node, name: str, default: T) -> T:
-    """Return the value of an attribute; `default` where it is left out, or a reference to a function's."""
+    """Return the value of an attribute; `default` if it is omitted, or a reference to a function's attribute."""
     entry = node.attributes.get(name)
     value: T = default if entry is None or entry.is_ref() or entry.value is None else entry.value
     return value
@@ -95,16 +95,16 @@ def bodies(node: ir.Node) -> Sequence[ir.Graph]:
     return found
 
 
-def nested(node: ir.Node) -> Iterator[ir.Node]:
+def nodes_and_bodies(node: ir.Node) -> Iterator[ir.Node]:
     """Yield the node and every node of its bodies, at any depth."""
     yield node
     for body in bodies(node):
         for inner in body:
-            yield from nested(inner)
+            yield from nodes_and_bodies(inner)
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values that a node reads, with all that its bodies read or give back (their own too)."""
+    """Yield the values that a node reads, with all values that its bodies read or return (their own too)."""
     yield from (value for value in node.inputs if value is not None)
     for body in bodies(node):
         for inner in body:

@@ -1,10 +1,10 @@
-"""ONNX's own inference of types and shapes, within bounds of memory, and completed where it stops short.
+"""Run ONNX's own inference of types and shapes, within bounds of memory, and complete it.
 
     small integers folded -> a bound of all dimensions -> inference -> propagation, in rounds -> types of `ml_types`
 
 Inference stores every dimension of every value, and propagation an entry for each element of integer values, so a file
-of a few hundred bytes can make either take all memory: each runs on what was bounded before.  Nothing here fails; an
-error of inference is returned beside what was found without it.
+of a few hundred bytes can make either take all memory: each runs only on bounded values.  Nothing here fails; an
+error of inference is returned with the types that were inferred nevertheless.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dask_ferro.graph.ir.messages import KEPT_BYTES, all_nodes, all_types, bodie
 # numpy's limit; ONNX Runtime has no kernel for more either.
 MOST_DIMS = 64
 # Names of dimensions that inference makes up.
-INVENTED = re.compile(r"unk__\d+")
+INVENTED_NAME = re.compile(r"unk__\d+")
 _ROWS = "batch"
 
 
@@ -40,8 +40,8 @@ class TooManyDimensions(ValueError):
 class TypedModel(NamedTuple):
     """A model with inferred types in `value_info`; types of all values by name.
 
-    `is_inferred` tells that the types of the inputs gave all others, and nothing that the model declares differs:
-    at other sizes its types are these with the symbols replaced.  `error` is that of strict inference.
+    `is_inferred`: all types follow from the types of the inputs, and the model declares no other type, so at other
+    sizes its types are these with the symbols replaced.  `error` is the error of strict inference.
     """
 
     proto: onnx.ModelProto
@@ -50,33 +50,35 @@ class TypedModel(NamedTuple):
     error: Exception | None = None
 
 
-# Operators whose sizes inference tells at numbers alone.  Shape computes them, and no symbol tells those; ONNX takes a
-# symbol for a number in an Einsum (for 1, where 1 broadcasts with it) and in an Attention (for 0).
+# Operators whose sizes inference infers only from numbers.  Shape computes sizes, which no symbol expresses; ONNX
+# mistakes a symbol for a number in an Einsum (for 1, if 1 broadcasts with it) and in an Attention (for 0).
 _BY_SIZE = frozenset({"Shape", "Einsum", "Attention"})
 
 
-def typed(proto: onnx.ModelProto) -> TypedModel:
+def infer_types(proto: onnx.ModelProto) -> TypedModel:
     """Return a model without large tensors with its types; its rows are given a name.
 
-    What it declares of other values than inputs is left out at first, and counts where inference finds anything else.
+    Declared types of values other than inputs are left out at first, and count only if inference differs from them.
     """
     _name_rows(proto.graph)
-    # With such an operator inference would run twice in vain.
+    # For such an operator inference would run twice in vain.
     if not any(node.op_type in _BY_SIZE for node in proto.graph.node):
-        alone, error = completed(folded(_undeclared(proto)))
+        alone, error = complete_types(fold_constants(_drop_shapes(proto)))
         types, declared = all_types(alone.graph), [*proto.graph.output, *proto.graph.value_info]
         if error is None and all(_tells(types.get(info.name), info.type) for info in declared):
             return TypedModel(alone, types, True)
-    found, error = completed(folded(proto))
+    found, error = complete_types(fold_constants(proto))
     return TypedModel(found, all_types(found.graph), False, error)
 
 
 def _name_rows(graph: onnx.GraphProto) -> None:
     """Give axis 0 of the first input a name, if it has neither size nor name, so that output shapes refer to it.
 
-    A name that another inference invented counts as none; other dimensions of that name are renamed too.
+    A name that another inference invented does not count; other dimensions of that name are renamed too.
     """
-    inputs = [info.type.tensor_type.shape.dim for info in graph.input]  # of what is no tensor, empty ones
+    inputs = [
+        info.type.tensor_type.shape.dim for info in graph.input
+    ]  # of a value that is not a tensor: empty
     others = [info.type.tensor_type.shape.dim for info in [*graph.value_info, *graph.output]]
     shapes, first = inputs + others, next((dims for dims in inputs if dims), None)
     if first is None or first[0].HasField("dim_value") or _is_known(first[0]):
@@ -93,7 +95,7 @@ def _name_rows(graph: onnx.GraphProto) -> None:
 
 
 def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
-    """Return whether an inferred type says at least as much as the declared one."""
+    """Return whether an inferred type determines at least as much as the declared type."""
     if inferred is None or not inferred.HasField("tensor_type") or not declared.HasField("tensor_type"):
         return False
     found, said = inferred.tensor_type, declared.tensor_type
@@ -104,9 +106,9 @@ def _tells(inferred: onnx.TypeProto | None, declared: onnx.TypeProto) -> bool:
     return not said.HasField("shape") or (fits and len(wanted) == len(found.shape.dim))
 
 
-def completed(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
+def complete_types(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
     """Return a folded model with inferred types; `ml_types` adds those that ONNX's inference leaves out."""
-    found, error = _inferred(proto)
+    found, error = _infer_checked(proto)
     if not any((node.domain, node.op_type) in ml_types.TABLE for node in proto.graph.node):
         return found, error
     for _ in range(ml_types.ROUNDS):
@@ -114,34 +116,34 @@ def completed(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None
         known.CopyFrom(found)
         if not ml_types.add_types(known.graph):
             break
-        found, error = _inferred(known)
+        found, error = _infer_checked(known)
     return found, error
 
 
-def _inferred(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
+def _infer_checked(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Exception | None]:
     if (dims := _growth(proto.graph, _Sizes({}, {}))) > _DIMS:
         return proto, TooManyDimensions(
-            f"its values may have {dims:.3g} dimensions in all; at most {_DIMS} are allowed, and engines compute"
-            f" at most {MOST_DIMS} of one value"
+            f"its values may have {dims:.3g} dimensions in all; at most {_DIMS} are allowed, and engines"
+            f" compute at most {MOST_DIMS} of one value"
         )
     first: Exception | None = None
     try:
-        # Strictly, since a declared shape that the graph contradicts is otherwise taken for the inferred one.
-        return _propagated(proto, strict_mode=True, check_type=True), None
+        # Strictly, since inference otherwise keeps a declared shape that the graph contradicts.
+        return _propagate(proto, strict_mode=True, check_type=True), None
     except Exception as error:  # noqa: BLE001 - its C++ raises several kinds, and a bare declaration is still of use
         first = error
     try:
-        corrected = _corrected(proto, _propagated(_undeclared(proto), strict_mode=True))
+        corrected = _correct_outputs(proto, _propagate(_drop_shapes(proto), strict_mode=True))
     except Exception:  # noqa: BLE001 - an operator that inference does not know, or misjudges
         corrected = proto
-    for one in (corrected, _undeclared(proto)):
+    for one in (corrected, _drop_shapes(proto)):
         with suppress(Exception):
-            return _propagated(one), first
+            return _propagate(one), first
     return proto, first
 
 
-def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy that declares no shapes but those of inputs."""
+def _drop_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that declares only the shapes of inputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for info in copy.graph.output:
@@ -151,9 +153,9 @@ def _undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _corrected(proto: onnx.ModelProto, alone: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose outputs have the shapes of `alone`, inferred without declared ones, where those are known."""
-    # ONNX infers the first size of a label of Einsum, also where that size is 1 and broadcasts.
+def _correct_outputs(proto: onnx.ModelProto, alone: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy whose outputs have the shapes of `alone`, inferred without declared shapes, if those are known."""
+    # ONNX infers the first size of a label of Einsum, even if that size is 1 and broadcasts.
     if any(node.op_type == "Einsum" for node in proto.graph.node):
         return proto
     copy, known = onnx.ModelProto(), types_of(alone.graph)
@@ -174,25 +176,25 @@ def _is_known(dim: onnx.TensorShapeProto.Dimension) -> bool:
     """Return whether a size is a number, or a symbol that inference did not make up."""
     if dim.HasField("dim_value"):
         return bool(dim.dim_value >= 0)
-    return bool(dim.dim_param) and not INVENTED.fullmatch(dim.dim_param)
+    return bool(dim.dim_param) and not INVENTED_NAME.fullmatch(dim.dim_param)
 
 
 # Folding.  ONNX's data propagation follows sums and slices of shapes, but neither `Mod` nor `Reshape`; PyTorch's older
 # exporter writes a dimension as Reshape(Mod(2 + 3, 3)), and everything behind a Slice that ends there has no rank.
-# Only what is small and of integers is looked at: no weight is read, and results are as short as shapes.
+# Only small integer values are folded: no weight is read, and results are as short as shapes.
 
 Ints: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # Elements of a result: a shape with the most dimensions that numpy has.
-_FOLDED = 64
-# Those that exporters write around shapes; none of them makes much of little.
+_FOLD_SIZE = 64
+# Operators that exporters write around shapes; none of them has a result much larger than its operands.
 _FOLDABLE = frozenset({"Identity", "Add", "Sub", "Mul", "Div", "Mod", "Reshape", "Gather", "Concat"})
 _INTEGERS = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL})
 
 
-def folded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a lean model, or a copy in which nodes that give known small integers are constants."""
-    # An initializer that is also an input is a default that a caller may override, so it is no constant.
+def fold_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a lean model, or a copy in which nodes with known small integers as results are constants."""
+    # An initializer that is also an input is a default that a caller may override, so it is not a constant.
     entries = {info.name for info in proto.graph.input}
     known = {
         tensor.name: numpy_helper.to_array(tensor)
@@ -245,14 +247,14 @@ def evaluate(node: onnx.NodeProto, inputs: Mapping[str, Ints], opset: int) -> In
     from onnx.reference import ReferenceEvaluator
 
     try:
-        # Without it numpy gives 0 for a division by 0, which no engine does.
+        # Without it numpy returns 0 for a division by 0, unlike every engine.
         with np.errstate(all="raise"):
             evaluator = ReferenceEvaluator(node, opsets=dict.fromkeys(STANDARD_DOMAINS, opset))
             (computed,) = evaluator.run(None, dict(inputs))
     except Exception:  # noqa: BLE001 - the engine refuses operands that do not fit each other, and names the node
         return None
     value = np.asarray(computed)
-    return value if value.size <= _FOLDED else None
+    return value if value.size <= _FOLD_SIZE else None
 
 
 # The bound of dimensions.  Each takes about 95 bytes, and thirty `Gather(i, i)` are a billion.  So an upper bound of
@@ -260,7 +262,7 @@ def evaluate(node: onnx.NodeProto, inputs: Mapping[str, Ints], opset: int) -> In
 
 # Most dimensions that one inference may store: 200 MB.
 _DIMS = 2_000_000
-# ONNX takes a rank from the length of a shape operand up to this.
+# ONNX infers a rank from the length of a shape operand up to this length.
 _LENGTH = 1024
 # The rank assumed of values of which nothing is known.
 _RANK = 8
@@ -277,8 +279,8 @@ class _Sizes(NamedTuple):
 
 def _growth(graph: onnx.GraphProto, sizes: _Sizes) -> int:
     """Return an upper bound of the dimensions that inference stores for `graph`, whose nodes are sorted."""
-    # Bodies write into the sizes of the graph around them, for copies take the number of bodies times that of values;
-    # the normal form leaves no name that means two values.
+    # Bodies write into the sizes of the graph around them, because copies would take the number of bodies times the
+    # number of values; in the normal form no name means two values.
     for info in graph.input:
         shape = info.type.tensor_type.shape.dim
         sizes.ranks[info.name] = len(shape)
@@ -343,17 +345,17 @@ def _vector_length(node: onnx.NodeProto, sizes: _Sizes) -> int:
 _ELEMENTS = 500_000
 # Rounds at most: each settles lengths that depend on lengths; models in use need two.
 _ROUNDS = 6
-_CUT = "ferro.cut."
+_CUT_PREFIX = "ferro.cut."
 # Shapes are integers: propagation through values of these dtypes finds nothing.
 _FLOATS = frozenset(dtype.value for dtype in ARITHMETIC_FLOATS)
 
 Types = Mapping[str, onnx.TypeProto]
 
 
-def _propagated(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
+def _propagate(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
     """Return `proto` with inferred types; values of shapes are propagated as far as that is cheap.
 
-    `options` and errors are those of ONNX's inference.
+    `options` and errors are the same as in ONNX's inference.
     """
     found = shape_inference.infer_shapes(proto, **options)
     if not any(_may_give_a_shape(node, types) for node, types in _nodes(found.graph)):
@@ -364,15 +366,15 @@ def _propagated(proto: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
             return found
         if None not in lengths:
             return shape_inference.infer_shapes(proto, data_prop=True, **options)
-        cut = shape_inference.infer_shapes(_cut(proto, found), data_prop=True, **options)
-        found = _mended(cut, proto)
+        cut = shape_inference.infer_shapes(_cut_operands(proto, found), data_prop=True, **options)
+        found = _restore_operands(cut, proto)
         if _lengths(found.graph).count(None) == lengths.count(None):
             return found
     return found
 
 
 @lru_cache(maxsize=1)
-def _propagating() -> frozenset[str]:
+def _propagating_operators() -> frozenset[str]:
     return frozenset(s.name for s in defs.get_all_schemas() if s.has_data_propagation_function)
 
 
@@ -386,13 +388,13 @@ def _nodes(graph: onnx.GraphProto, outer: Types | None = None) -> Iterator[tuple
 
 
 def _propagates(node: onnx.NodeProto) -> bool:
-    return not node.domain and node.op_type in _propagating()
+    return not node.domain and node.op_type in _propagating_operators()
 
 
 def _may_give_a_shape(node: onnx.NodeProto, types: Types) -> bool:
     """Return whether a node's output may be the value of a shape: a vector or a single number, of integers.
 
-    Propagation follows such values alone; without one its result is that of plain inference.
+    Propagation follows only such values; without one its result equals the result of plain inference.
     """
     return _propagates(node) and any(_may_be_a_shape(types.get(name)) for name in node.output if name)
 
@@ -428,7 +430,7 @@ def _length(type_: onnx.TypeProto | None) -> int | None:
     return max(int(dim.dim_value), 0) if dim.HasField("dim_value") else None
 
 
-def _cut(proto: onnx.ModelProto, found: onnx.ModelProto) -> onnx.ModelProto:
+def _cut_operands(proto: onnx.ModelProto, found: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy in which operands of unknown length are new inputs of the main graph, of the same type."""
     cut = onnx.ModelProto()
     cut.CopyFrom(proto)
@@ -437,12 +439,12 @@ def _cut(proto: onnx.ModelProto, found: onnx.ModelProto) -> onnx.ModelProto:
         for i, name in enumerate(node.input if _stores(node) else ()):
             type_ = types.get(name)
             if name and type_ is not None and _length(type_) is None:
-                node.input[i] = f"{_CUT}{len(inputs)}"
+                node.input[i] = f"{_CUT_PREFIX}{len(inputs)}"
                 inputs.add(name=node.input[i]).type.CopyFrom(type_)
     return cut
 
 
-def _mended(found: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.ModelProto:
+def _restore_operands(found: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Restore the inputs and operands of `proto` in `found`, which was inferred from a cut graph."""
     del found.graph.input[len(proto.graph.input) :]
     for node, original in zip(all_nodes(found.graph.node), all_nodes(proto.graph.node), strict=True):

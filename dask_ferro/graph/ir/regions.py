@@ -2,9 +2,9 @@
 
 Regions nest ("layer1/attention") and belong to the thread or task that entered them (a context variable), so
 two clients in one process do not see each other's.  A node carries its region, and the phase that autodiff
-gives it, in its ONNX metadata: whatever reads a model later (a plan, a table, another process) finds them
-there, and a model from elsewhere gets them by patterns over its node names.  Placement and splitting of
-a region are decided elsewhere.
+gives it, in its ONNX metadata: later readers of a model (a plan, a table, another process) find them there, and a
+model from elsewhere gets them from patterns over its node names.  Placement and splitting of a region are decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dask_ferro.errors import InputError
 
 # Keys of a node's metadata_props.
 REGION_KEY, PHASE_KEY = "dask_ferro.region", "dask_ferro.phase"
-# Of a node that repeats a forward node during the backward.
+# Phase of a node that repeats a forward node during the backward.
 REMAT_KEY = "dask_ferro.remat"
 BACKWARD = "backward"
 
@@ -59,7 +59,7 @@ def region(name: str) -> Iterator[str]:
     Raises
     ------
     InputError
-        The name is empty, holds a "/", or is no string.
+        If the name is empty, contains a "/", or is not a string.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def region(name: str) -> Iterator[str]:
     """
     if not isinstance(name, str) or not name.strip() or "/" in name:
         raise InputError(
-            f"region: a name is a string that is not empty and has no '/', got {name!r}; nest regions"
+            f"region: the name must be a non-empty string without '/', got {name!r}; nest regions"
         )
     around = _CURRENT.get()
     token = _CURRENT.set(around._replace(path=f"{around.path}/{name}" if around.path else name))
@@ -86,8 +86,8 @@ def current() -> Region:
 
 
 @contextmanager
-def written_in(region: Region) -> Iterator[None]:
-    """Set the current region for the time of the context, whatever region is around it."""
+def set_region(region: Region) -> Iterator[None]:
+    """Set the current region inside the context, whatever region is around it."""
     token = _CURRENT.set(region)
     try:
         yield

@@ -1,10 +1,11 @@
-"""External data of a model: files beside it that hold its weights, and guards on their places.
+"""External data of a model: separate files that hold its weights, and guards on their places.
 
 A model file names other files to read weights from, and it may be hostile.  The name is relative and has no `..`; it
-is looked up beside the model's real file, then beside the name that the caller gave, as caches keep links to files of
-other names.  Links are followed, which onnx and onnx_ir refuse: a file that lies outside of these folders, or has a
-second name, has to belong to the model's owner, and neither it nor a folder above may be open to everybody.  A file
-that passes is opened by its real path and must be the one that was checked.  Sizes and offsets are bytes.
+is looked up in the folder of the model's real file, then in the folder of the caller's path, because caches keep
+links to files of other names.  Links are followed, which onnx and onnx_ir refuse: a file that is outside of these
+folders, or has a second name, has to belong to the model's owner, and neither it nor a folder above may be writable
+for everybody.  A file that passes is opened by its real path and must be the one that was checked.  Sizes and offsets
+are bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Problem(ValueError):
 
 
 class FilePart(NamedTuple):
-    """A part of a file; `location` is its real path, `identity` is that of the checked file."""
+    """A part of a file; `location` is its real path, `identity` is the identity of the checked file."""
 
     location: str
     offset: int
@@ -54,12 +55,12 @@ def locate(tensor: TensorProto, model: str | None) -> FilePart:
     Parameters
     ----------
     model : str or None
-        Name of the model file, which may be a link, in its real folder; None for a model that came as bytes.
+        Name of the model file, which may be a link, in its real folder; None for a model from bytes.
 
     Raises
     ------
     Problem
-        The reference is malformed, unsafe, or does not hold the tensor.
+        If the reference is malformed, unsafe, or does not hold the tensor.
     """
     if tensor.data_type == TensorProto.STRING:
         raise Problem("strings cannot be external data; store them in the model")
@@ -78,20 +79,20 @@ def locate(tensor: TensorProto, model: str | None) -> FilePart:
         )
     if offset + length > status.st_size:
         raise Problem(
-            f"it is bytes {offset} to {offset + length} of {location!r}, and that file has {status.st_size}; the file "
-            "is cut off or belongs to another model"
+            f"it is bytes {offset} to {offset + length} of {location!r}, and that file has {status.st_size};"
+            " the file is cut off or belongs to another model"
         )
     return FilePart(path, offset, length, identity(status))
 
 
 def _look(model: str, location: str) -> tuple[str, os.stat_result]:
     """Return the real path and the status of the file that a model names."""
-    # Windows' forms too, on every system: a model is checked on one host and read on others.  `..` is refused even
-    # where it stays inside the folder: a link that is put there later would lead out of it.
+    # Windows' forms too, on every system: a model is checked on one host and read on others.  `..` is refused even if
+    # it stays inside the folder: a link that is created later would lead out of it.
     windows = PureWindowsPath(location)
     if not PurePosixPath(location).name or windows.anchor or location[0] in "/~" or ".." in windows.parts:
         raise Problem(
-            f"external data at {location!r}, which does not lie in the model's folder; move the file into it"
+            f"external data at {location!r}, which is not in the model's folder; move the file into it"
         )
     folders = [os.path.dirname(os.path.realpath(model)), os.path.dirname(model)]
     names = [os.path.join(folder, location) for folder in folders]
@@ -101,17 +102,17 @@ def _look(model: str, location: str) -> tuple[str, os.stat_result]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise Problem(
-            f"external data {location!r} cannot be read: {reason}; put it beside the model"
+            f"external data {location!r} cannot be read: {reason}; put it into the model's folder"
         ) from error
     if not stat.S_ISREG(status.st_mode):
-        raise Problem(f"external data {location!r} is no regular file")
+        raise Problem(f"external data {location!r} is not a regular file")
     if status.st_nlink > 1 or not any(Path(path).is_relative_to(folder) for folder in folders):
         _check_writers(location, Path(path), Path(os.path.realpath(model)))
     return path, status
 
 
 def _check_writers(location: str, path: Path, model: Path) -> None:
-    """Raise `Problem` where another user than a model's owner may have written a file that lies elsewhere."""
+    """Raise `Problem` if a user other than a model's owner may have written a file in another folder."""
     owner, shared = model.stat().st_uid, {folder for folder in model.parents if folder != folder.parent}
     way = [path, *(folder for folder in path.parents if folder not in shared and folder != folder.parent)]
     unsafe = [p for p in way if p.stat().st_uid not in (owner, 0) or p.stat().st_mode & _OPEN == stat.S_IWOTH]
@@ -120,8 +121,8 @@ def _check_writers(location: str, path: Path, model: Path) -> None:
         unsafe = [path]
     if unsafe:
         raise Problem(
-            f"external data {location!r} leads to {str(path)!r}, and {str(unsafe[0])!r} is another user's or the"
-            " system's, or everybody may write to it; copy the file into the model's folder"
+            f"external data {location!r} leads to {str(path)!r}, and {str(unsafe[0])!r} is another user's or"
+            " the system's, or everybody may write to it; copy the file into the model's folder"
         )
 
 
@@ -137,19 +138,19 @@ def _number(entries: dict[str, str], key: str, default: int) -> int:
 
 
 @contextmanager
-def opened(part: FilePart) -> Iterator[int]:
+def open_checked(part: FilePart) -> Iterator[int]:
     """Open the file that `locate` checked, and yield its descriptor.
 
     Raises
     ------
     Problem
-        The path leads to another file now, or the file changed meanwhile.
+        If the path now leads to another file, or the file changed meanwhile.
     """
     # Not blocking: opening a pipe that has replaced the file since the check would wait without end.
     flags = os.O_RDONLY | portable.NO_LINK | portable.BINARY | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(part.location, flags)
     try:
-        # By the descriptor: a path may lead to another file each time.
+        # Read from the descriptor: a path may lead to another file each time.
         _check_identity(part, descriptor)
         yield descriptor
         _check_identity(part, descriptor)
@@ -168,9 +169,9 @@ def content(part: FilePart) -> bytes:
     Raises
     ------
     Problem
-        The file changed since it was checked, or while it was read.
+        If the file changed since it was checked, or while it was read.
     """
-    with opened(part) as descriptor:
+    with open_checked(part) as descriptor:
         found = read_span(descriptor, part.offset, part.length)
     if found is None:
         raise Problem(f"external data {part.location!r} changed while it was read; load the model again")

@@ -1,4 +1,4 @@
-"""Model-local functions, written out where they are called.
+"""Write out model-local functions at their calls.
 
 Recursive functions, and functions that multiply (thirty that each call the next twice are a billion nodes), are refused
 with the numbers before ONNX's inliner gets a model.
@@ -45,8 +45,8 @@ def problems(proto: onnx.ModelProto, most_nodes: int) -> Iterator[str]:
         # Engines disagree whether it replaces the operator.
         if not name[0] and defs.has(name[1]):
             yield (
-                f"function {_name(name)} has the name of ONNX's own operator, which ONNX Runtime computes in its "
-                "place; give the function a domain of its own"
+                f"function {_name(name)} has the name of ONNX's own operator, which ONNX Runtime computes"
+                " instead; give the function a domain of its own"
             )
     for node in all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))):
         called = functions.get(call(node))
@@ -79,16 +79,16 @@ def problems(proto: onnx.ModelProto, most_nodes: int) -> Iterator[str]:
         yield f"its functions call each other {deepest} deep; at most {_MOST_DEPTH} are allowed"
 
 
-def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto` with every call of a local function replaced by the function's nodes.
 
     ONNX's inliner forgets the defaults of a function's attributes, and onnx_ir's takes the square of the calls of one
     (4,000: 10 s).  So the functions are written out in order, callers first, and before each step the calls that are
-    then in the graph are given the defaults that they lack.  Functions of another opset are converted where ONNX can.
+    then in the graph get the defaults that they lack.  Functions of another opset are converted where ONNX can.
     """
     functions = {key(function): function for function in proto.functions}
     if _mixes_opsets(proto):
-        # All at once: the inliner converts only then.
+        # All in one call: the inliner converts only then.
         for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
             _fill_defaults(nodes, functions)
         return inliner.inline_local_functions(proto, convert_version=True)

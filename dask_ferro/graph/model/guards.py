@@ -1,9 +1,9 @@
-"""Guards on a model: all that it is refused for, before and while ONNX's own libraries read it.
+"""Guards on a model: all reasons to refuse it, before and while ONNX's own libraries read it.
 
-    `check_message`      what those do not refuse, or would hang or die of: texts, tensors against their sizes, names
-                         listed twice, numbers in attributes, functions
-    `check_operators`    what `onnx.checker` refuses, in its words, with the node and a remedy
-    `check_types`        what strict inference says of dtypes; the sizes of what the graph will compute
+    `check_message`      faults that these do not refuse, or would hang or crash on: texts, tensors and their sizes,
+                         names listed twice, numbers in attributes, functions
+    `check_operators`    faults that `onnx.checker` refuses, in its words, with the node and a remedy
+    `check_types`        faults of dtypes that strict inference reports; the sizes of values that the graph will compute
 
 Every problem is a sentence with its node or tensor, and an error lists all of one step.  Sizes are bytes.
 """
@@ -45,7 +45,7 @@ class Limits:
     value_bytes, mapped_above : int
         The options `ferro.limits.value-bytes` and `ferro.limits.mapped-above`.
     nodes : int
-        All nodes, those of bodies included, with local functions written out.
+        All nodes, nodes of bodies included, with local functions written out.
     """
 
     value_bytes: int = 8 << 30
@@ -54,7 +54,7 @@ class Limits:
 
 
 def shown(problems: Iterable[str]) -> list[str]:
-    """Return problems as an error lists them: each once, no more and none longer than one reads."""
+    """Return problems as an error lists them: each once, and a readable number of a readable length."""
     lines = (p if len(p) <= _LINE else f"{p[: _LINE // 2]} ... {p[-_LINE // 2 :]}" for p in problems)
     return at_most(_SHOWN, dict.fromkeys(lines), before="and ")
 
@@ -65,7 +65,7 @@ def _raise_any(headline: str, problems: Iterable[str]) -> None:
         raise ModelError(headline, shown(listed))
 
 
-# Messages, as they were parsed.
+# Parsed messages.
 
 # Names around bodies: onnx_ir and inference copy them into each body, 45 ns each, with the interpreter's lock held.
 # 100,000 branches in a row would be 15 minutes.
@@ -80,11 +80,11 @@ def check_message(proto: onnx.ModelProto, limits: Limits, headline: str) -> None
 def _message_problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
     """Yield the problems of a model as it was parsed."""
     if not proto.HasField("graph"):
-        yield "it has no graph; the file is cut off, damaged or no ONNX model"
+        yield "it has no graph; the file is cut off, damaged or not an ONNX model"
         return
     nodes = list(all_nodes(chain(proto.graph.node, *(function.node for function in proto.functions))))
     graphs = [proto.graph, *chain.from_iterable(map(bodies, nodes))]
-    # Alone, since protobuf gives such texts as bytes, and all other code expects strings.
+    # The only problem that is reported, since protobuf returns such texts as bytes, and all other code expects strings.
     damaged = [text for text in _texts(proto, graphs, nodes) if isinstance(text, bytes)]
     if damaged:
         yield from (f"the text {text[:80]!r} is not UTF-8; the file is damaged" for text in damaged)
@@ -98,14 +98,14 @@ def _message_problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
         yield f"it has {len(nodes)} nodes, and {limits.nodes} are allowed (Limits.nodes)"
         return
     if (names := (len(graphs) - 1) * sum(len(node.output) for node in nodes)) > _NAMES:
-        yield f"its bodies (If, Loop, Scan) see {names} names in all; {_NAMES} are allowed; use fewer bodies"
+        yield f"its bodies (If, Loop, Scan) see {names} names in all, and {_NAMES} are allowed; use fewer bodies"
         return
     if not proto.graph.output:
         yield "its graph has no outputs; name at least one"
     yield from _opset_problems(proto)
     yield from _input_problems(proto.graph)
     for graph in graphs:
-        yield from _doubled(graph)
+        yield from _find_duplicates(graph)
         for tensor in graph.initializer:
             if problem := tensor_problem(tensor):
                 yield f"initializer {tensor.name!r}: {problem}"
@@ -116,8 +116,8 @@ def _message_problems(proto: onnx.ModelProto, limits: Limits) -> Iterator[str]:
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 yield (
-                    f"node {node.name!r} ({node.op_type}): attribute {attribute.name!r} refers to a function's "
-                    f"parameter {attribute.ref_attr_name!r}, outside of one"
+                    f"node {node.name!r} ({node.op_type}): attribute {attribute.name!r} refers to a"
+                    f" function's parameter {attribute.ref_attr_name!r}, outside of one"
                 )
     for node in nodes:
         if node.attribute:
@@ -172,7 +172,7 @@ def _input_problems(graph: onnx.GraphProto) -> Iterator[str]:
             yield f"input {info.name!r} has the size {sizes[0]}; name a dimension of any size instead (dim_param)"
 
 
-def _doubled(graph: onnx.GraphProto) -> Iterator[str]:
+def _find_duplicates(graph: onnx.GraphProto) -> Iterator[str]:
     for what, infos in (("input", graph.input), ("initializer", graph.initializer), ("output", graph.output)):
         for name, count in Counter(info.name for info in infos).items():
             if count > 1 or not name:
@@ -197,7 +197,7 @@ def size(data_type: int, count: int) -> int:
 
 
 def tensor_problem(tensor: TensorProto) -> str | None:
-    """Return what is wrong with a tensor's data, by its dtype and dimensions; external data is not looked at."""
+    """Return the problem of a tensor's data for its dtype and dimensions; external data is not read."""
     if not is_known(tensor.data_type):
         return f"its dtype is number {tensor.data_type}, which ONNX {onnx.__version__} does not know"
     # Before they are multiplied: the product of 80,000 sizes takes 12 s.
@@ -211,19 +211,19 @@ def tensor_problem(tensor: TensorProto) -> str | None:
     if tensor.HasField("segment") or len(filled) + bool(tensor.raw_data) > 1:
         return "it is stored in segments or in several fields, which no ONNX runtime reads; store it whole"
     if tensor.data_location == TensorProto.EXTERNAL:
-        return "it has data of its own beside external data; keep one" if filled or tensor.raw_data else None
+        return "it has data of its own and external data; keep one" if filled or tensor.raw_data else None
     if tensor.raw_data:
         got, needed = len(tensor.raw_data), size(tensor.data_type, count)
         return None if got == needed else f"its raw_data has {got} bytes, and {shown} needs {needed}"
     try:
         onnx.numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:
-        return f"its data are no {shown}: {error}"
+        return f"its data are not {shown}: {error}"
     return None
 
 
 def sparse_problem(sparse: onnx.SparseTensorProto) -> str | None:
-    """Return what is wrong with a sparse tensor."""
+    """Return the problem of a sparse tensor."""
     whole = TensorProto(
         data_type=sparse.values.data_type, dims=sparse.dims, data_location=TensorProto.EXTERNAL
     )
@@ -245,14 +245,14 @@ def sparse_problem(sparse: onnx.SparseTensorProto) -> str | None:
 _KINDS = frozenset(onnx.AttributeProto.AttributeType.values()) - {onnx.AttributeProto.UNDEFINED}
 # More letters have no use, and inference is cubic in them.
 _TERM = re.compile(r"(?=.{0,55}$)[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
-# What is divided by, or counted down to: each number is at least 1.
+# Attributes that divide or count down: each number is at least 1.
 _POSITIVE = frozenset(
     {"kernel_shape", "strides", "dilations", "group", "blocksize", "num_groups", "size", "num_outputs"}
 )
-# Seconds; a longer sleep is taken for a typing error.
+# Seconds; a longer sleep is treated as a typing error.
 _LONGEST_SLEEP = 3600
 # Kernels count in 32 bits, and the product of two larger numbers overflows 64.
-_MOST = 1 << 31
+_INT32_LIMIT = 1 << 31
 
 
 def _node_problems(node: onnx.NodeProto) -> Iterator[str]:
@@ -281,17 +281,17 @@ def _node_problems(node: onnx.NodeProto) -> Iterator[str]:
             continue
         if name == "equation" and node.op_type == "Einsum":
             yield from equation_problems(attribute.s.decode("utf-8", "replace"))
-        # numpy takes an axis of -2^31 as all of them.
+        # numpy treats an axis of -2^31 as all axes.
         if name in ("axis", "axes") and (wrong := [n for n in numbers if not -MOST_DIMS <= n < MOST_DIMS]):
-            yield f"its attribute {name!r} has {wrong[0]}, and no tensor has so many axes"
+            yield f"its attribute {name!r} has {wrong[0]}, which is beyond the axes of any tensor"
         if name in _POSITIVE and (
-            wrong := [n for n in attribute.ints or [attribute.i] if not 1 <= n < _MOST]
+            wrong := [n for n in attribute.ints or [attribute.i] if not 1 <= n < _INT32_LIMIT]
         ):
             yield f"its attribute {name!r} has {wrong[0]}; expected numbers from 1 to 2^31"
 
 
 def equation_problems(equation: str) -> Iterator[str]:
-    """Yield the problem of an Einsum equation whose terms are not of ONNX's grammar.
+    """Yield the problem of an Einsum equation whose terms do not follow ONNX's grammar.
 
     Examples
     --------
@@ -311,10 +311,10 @@ def equation_problems(equation: str) -> Iterator[str]:
 # Operators, as ONNX's checker takes them.
 
 _NODE = re.compile(r"Name: (.*?) +OpType: (\w*)", re.DOTALL)
-_UNREGISTERED = re.compile(r"No Op registered for (\S+) with")
+_NO_OPERATOR = re.compile(r"No Op registered for (\S+) with")
 _REMEDIES = {
     "topologically sorted": "a value is computed by no node before it; the file lost a node, or a name is wrong",
-    "not an output of any node": "remove the output, or mend its name",
+    "not an output of any node": "remove the output, or correct its name",
     "is required but missing": "export the model again",
     "deprecated": "export the model again, for the operators of the opset that it imports",
     "opset_import": "import the operators' domain and its version",
@@ -323,31 +323,31 @@ _ANY = onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, ())
 
 
 def check_operators(model: ir.Model, lean: onnx.ModelProto, headline: str) -> None:
-    """Raise an error where ONNX's checker refuses a model; `lean` is its `lean_model`.
+    """Raise an error if ONNX's checker refuses a model; `lean` is its `lean_model`.
 
     Raises
     ------
     ModelError
-        In the checker's words.
+        If the checker refuses it; the message has the checker's words.
     UnsupportedOpError
-        An operator that ONNX does not define in any version.
+        If ONNX does not define an operator in any version.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(lean)
-    _emptied(copy.graph)
-    # The checker wants the shape of each output, which inference is there to find.
+    _empty_tensors(copy.graph)
+    # The checker requires the shape of each output, which inference has yet to find.
     for info in [*copy.graph.input, *copy.graph.output]:
         info.type.CopyFrom(_ANY)
-    # Our own operators may have several outputs, and are an Identity without weights.
+    # dask_ferro's own operators may have several outputs, and are an Identity without weights.
     for node, message in zip(model.graph, copy.graph.node, strict=True):
         message.domain = node.domain
     try:
         checker.check_model(copy)
     except (checker.ValidationError, UnicodeDecodeError) as error:
-        raise _explained(str(error), headline) from error
+        raise _explain(str(error), headline) from error
 
 
-def _emptied(graph: onnx.GraphProto) -> None:
+def _empty_tensors(graph: onnx.GraphProto) -> None:
     """Make the tensors that were left out empty: without data, the checker looks for it in files."""
     for tensor in graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -357,15 +357,15 @@ def _emptied(graph: onnx.GraphProto) -> None:
             if attribute.t.data_location == TensorProto.EXTERNAL:
                 attribute.t.CopyFrom(TensorProto(data_type=attribute.t.data_type, dims=[0]))
             for body in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                _emptied(body)
+                _empty_tensors(body)
 
 
-def _explained(words: str, headline: str) -> ModelError | UnsupportedOpError:
+def _explain(words: str, headline: str) -> ModelError | UnsupportedOpError:
     words, _, context = words.partition("\n==> Context")
     node = _NODE.search(context)
     where = f"node {node[1].strip()!r} ({node[2]}): " if node else ""
     words = " ".join(words.split()).rstrip(".")
-    if unregistered := _UNREGISTERED.search(words):
+    if unregistered := _NO_OPERATOR.search(words):
         op = unregistered[1]
         names = {s.name for s in defs.get_all_schemas_with_history()}
         close = difflib.get_close_matches(op, names, 1)
@@ -381,16 +381,18 @@ def _explained(words: str, headline: str) -> ModelError | UnsupportedOpError:
     return ModelError(headline, shown([f"{where}{words}; {remedy}"]))
 
 
-# Types and sizes of what the graph computes: a file of a few hundred bytes can ask for terabytes.
+# Types and sizes of computed values: a file of a few hundred bytes can request terabytes.
 
-# What inference says of types; of shapes it knows less than engines do (1 that broadcasts in an Einsum).
+# Inference's errors about types; about shapes it knows less than engines (1 that broadcasts in an Einsum).
 _WRONG_TYPES = re.compile(r"TypeInferenceError|typestr|elem type|data type|inconsistent type")
 _INFERENCE = re.compile(r"\(op_type:([^,)]*)(?:, node name: ([^)]*))?\):? *")
 _PREFIX = re.compile(r"\[\w*InferenceError\] *|Inference error\(s\): *")
 _NUMBER = re.compile(r"\((\d+)\)")
 _DTYPES = {number: name.lower() for name, number in TensorProto.DataType.items()}
-# Operators whose operands are sizes or counts: what inference makes of too large ones overflows, silently.
-_SIZED = frozenset({"ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample", "Range"})
+# Operators whose operands are sizes or counts: the inferred size of too large operands overflows silently.
+_SIZE_OPERATORS = frozenset(
+    {"ConstantOfShape", "Expand", "OneHot", "Pad", "Resize", "Tile", "Upsample", "Range"}
+)
 # Inference gives small negative sizes for branches that are never taken; these are products that overflowed.
 _OVERFLOWN = -(1 << 31)
 # A string is a pointer and a length at least.
@@ -407,7 +409,7 @@ def check_types(model: ir.Model, typed: TypedModel, limits: Limits, headline: st
 
 
 def _type_problem(error: Exception) -> str | None:
-    """Return what an error of strict inference says of a dtype that an operator does not take; None otherwise."""
+    """Return a strict inference error's sentence about a dtype that an operator does not accept; else None."""
     words = " ".join(str(error).split())
     if not _WRONG_TYPES.search(words):
         return None
@@ -417,7 +419,7 @@ def _type_problem(error: Exception) -> str | None:
         return None
     words = _INFERENCE.sub("", _PREFIX.sub("", words))
     words = _NUMBER.sub(lambda found: _DTYPES.get(int(found[1]), found[0]), words)
-    return f"node {name!r} ({op}): {words}; put a Cast before it, or declare what it gives"
+    return f"node {name!r} ({op}): {words}; put a Cast before it, or declare its result"
 
 
 def _size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") -> Iterator[str]:
@@ -429,16 +431,18 @@ def _size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") ->
             node = makers.get(info.name)
             maker = f", of node {node.name!r} ({node.op_type})" if node is not None else ""
             yield (
-                f"value {info.name!r}{maker}{where}, has {_short(nbytes)}, and {_short(value_bytes)} are allowed "
-                "(Limits.value_bytes); raise the limit if that is meant"
+                f"value {info.name!r}{maker}{where}, has {_short(nbytes)}, and {_short(value_bytes)} are"
+                " allowed (Limits.value_bytes); raise the limit if that is meant"
             )
     stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        held = [stored[name] for name in node.input if name in stored] if node.op_type in _SIZED else []
+        held = (
+            [stored[name] for name in node.input if name in stored] if node.op_type in _SIZE_OPERATORS else []
+        )
         if any(_largest(tensor) > value_bytes for tensor in held):
             yield (
-                f"node {node.name!r} ({node.op_type}){where} is asked for a size of more than {value_bytes}, which are"
-                " allowed (Limits.value_bytes)"
+                f"node {node.name!r} ({node.op_type}){where} has to create a value of more than"
+                f" {value_bytes}, which are allowed (Limits.value_bytes)"
             )
         for body in bodies(node):
             inside = f" in a body of node {node.name!r} ({node.op_type}){where}"
@@ -446,7 +450,7 @@ def _size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") ->
 
 
 def _nbytes(type_: onnx.TypeProto) -> float:
-    """Return the size of a tensor; 0 where it is not known, infinity where there are more elements than counted."""
+    """Return the size of a tensor; 0 if it is not known, infinity if there are more elements than counted."""
     tensor = type_.tensor_type
     if not type_.HasField("tensor_type") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return 0
@@ -464,7 +468,7 @@ def _short(nbytes: float) -> str:
 
 
 def _largest(tensor: TensorProto) -> float:
-    """Return the largest magnitude in a stored tensor of integers; 0 for others and for what is left out."""
+    """Return the largest magnitude in a stored tensor of integers; 0 for other tensors and for omitted values."""
     if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type != TensorProto.INT64:
         return 0.0
     return float(np.max(np.abs(onnx.numpy_helper.to_array(tensor).astype(np.float64)), initial=0.0))
@@ -481,7 +485,8 @@ def _class_problems(model: ir.Model, types: Mapping[str, onnx.TypeProto]) -> Ite
         # 0: not known.
         if not count or columns not in (0, count):
             yield (
-                f"output {value.name!r}: its ZipMap has {count} class labels for {columns or '?'} columns of scores;"
+                f"output {value.name!r}: its ZipMap has {count} class labels for {columns or '?'} columns of"
+                " scores;"
                 ' convert the model without it (skl2onnx: options={id(classifier): {"zipmap": False}}), or leave the'
                 " output out: outputs=[...]"
             )

@@ -1,10 +1,10 @@
-"""The loader: an ONNX file, bytes or a `ModelProto` becomes a checked `onnx_ir.Model` in one form.
+"""Load an ONNX file, bytes or a `ModelProto` as a checked `onnx_ir.Model` in one form.
 
     bytes --protobuf--> guards, external data --onnx_ir's passes--> onnx.checker --> inference, sizes --> Loaded
 
-A model up to `Limits.mapped_above` is read into memory: what happens to its files afterwards changes nothing.  Of a
-larger one, large weights are mapped: they point into the file (or into the external files that it names), so processes
-share their pages, and `Loaded.files` tells when one changed.  The user's own path may be a symbolic or a hard link.
+A model up to `Limits.mapped_above` is read into memory: later changes of its files have no effect.  The large weights
+of a larger model are mapped: they point into the file (or into the external files that it names), so processes share
+their pages, and `Loaded.files` reports when one changed.  The user's own path may be a symbolic or a hard link.
 Sizes and offsets are bytes.
 """
 
@@ -26,28 +26,28 @@ from dask_ferro import portable
 from dask_ferro.errors import ModelError
 from dask_ferro.graph.ir.inference import set_types
 from dask_ferro.graph.ir.messages import external_tensors, lean_model
-from dask_ferro.graph.ir.onnx_inference import typed
+from dask_ferro.graph.ir.onnx_inference import infer_types
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.model import external_data, guards, self_contained
 from dask_ferro.graph.model.external_data import FilePart, reference
 from dask_ferro.graph.model.guards import Limits
-from dask_ferro.graph.model.normalize import in_form, normalized
+from dask_ferro.graph.model.normalize import in_form, normalize
 from dask_ferro.graph.model.original import Original
 from dask_ferro.graph.model.outputs import select
-from dask_ferro.graph.model.self_contained import CHECKED
+from dask_ferro.graph.model.self_contained import CHECKED_KEY
 from dask_ferro.graph.model.source import (
-    CHANGED,
+    CHANGED_TEXT,
     CHECK,
     FileTensor,
     Source,
     SourceBytes,
     SourceFiles,
-    opened,
+    identify_file,
+    open_source,
     parse,
-    seen,
 )
 
-__all__ = ["Limits", "Loaded", "load", "load_opened", "load_own"]
+__all__ = ["Limits", "Loaded", "load", "load_built", "load_opened"]
 
 # Below this, a mapped page costs more than the copy that it saves.
 _PAGE = 4096
@@ -62,13 +62,14 @@ class Loaded:
     Parameters
     ----------
     model : onnx_ir.Model
-        Local functions written out; the main graph sorted, each name defined once, every node named and
-        needed; constants are initializers, and those are no inputs; types and shapes set where inference
-        tells them; bodies of control flow whole in their nodes.  An output of a ZipMap is the array that it reads, with
-        the labels in `meta[ml_types.CLASSES]`.  Initializers of 4 KiB and more are
+        Local functions are written out, the main graph is sorted, each name is defined once, and every node is named
+        and needed.  Constants are initializers, and those are not inputs.  Types and shapes are set if inference
+        finds them. Bodies of control flow stay whole in their nodes.  An output of a ZipMap is the array that it
+        reads, with the labels in `meta[ml_types.CLASSES]`.  Initializers of 4 KiB and more are
         `onnx_ir.ExternalTensor` if the model is mapped: read `path`, `offset` and `length`.
     digest : str
-        40 hexadecimal digits, by the content of the file and of the external data in use, and by `outputs`.
+        40 hexadecimal digits, computed from the content of the file and of the external data in use, and from
+        `outputs`.
     path : str or None
         The real, absolute path; None for a model from memory.
     opset : int
@@ -76,15 +77,15 @@ class Loaded:
     files : SourceFiles
         The files that weights are mapped from, none for a model in memory; calling it checks them.
     content : bytes or None
-        The model file as it was read, where it is in memory and all of the model.
+        The model file as it was read, if it is in memory and contains all of the model.
     is_inferred : bool
-        Whether its types were inferred from those of its inputs alone, and all that the file declares is so.
+        Whether its types were inferred only from the types of its inputs, and equal all declared types.
     has_regions : bool
         Whether a node of the main graph has a region or a phase.
     outputs : tuple of str
         The selected outputs in their order; (): all, as in the file.
     original : Original or None
-        The file's own messages, where `load` was asked to keep them.
+        The file's own messages, if `load` was called with `keeps_original`.
     """
 
     model: ir.Model
@@ -123,11 +124,11 @@ def load(
     Raises
     ------
     ModelError
-        The file is damaged, inconsistent, unsafe or too large.
+        If the file is damaged, inconsistent, unsafe or too large.
     UnsupportedOpError
-        An operator that ONNX does not define.
+        If ONNX does not define an operator.
     InputError
-        There is no such file, it cannot be read, or `source` is something else; `outputs` that the model lacks.
+        If there is no such file, it cannot be read, `source` is something else, or the model lacks some `outputs`.
 
     Examples
     --------
@@ -138,7 +139,7 @@ def load(
     (17, ['Relu'])
     """
     limits = limits or Limits()
-    with opened(source, limits.mapped_above) as file:
+    with open_source(source, limits.mapped_above) as file:
         return load_opened(file, limits, outputs, keeps_original=keeps_original)
 
 
@@ -153,31 +154,32 @@ def load_opened(
         raise ModelError(headline, [str(problem)]) from problem
 
 
-def load_own(model: ir.Model, limits: Limits | None = None) -> Loaded:
-    """Return a model that this process made, as `load` returns its file; its types are inferred, nothing is checked.
+def load_built(model: ir.Model, limits: Limits | None = None) -> Loaded:
+    """Return a model of this process in the form in which `load` returns its file; types are inferred, nothing is
+    checked.
 
-    A model without the mark of those (`CHECKED`), or with weights in files, is loaded as its file would be.
+    A model without the mark of such models (`CHECKED`), or with weights in files, is loaded like its file.
 
     Parameters
     ----------
     model : onnx_ir.Model
-        As `graph.tensor.emit.build` returns it. Not changed.
+        A model from `graph.tensor.emit.build`. Not changed.
     limits : Limits, optional
-        Bounds on sizes, where the model is loaded.
+        Bounds on sizes, if the model is loaded.
 
     Raises
     ------
     InputError
-        The weights are more than a protobuf message holds.
+        If the weights are larger than a protobuf message.
     """
     content = self_contained.content(model)
     weights = [value.const_value for value in model.graph.initializers.values()]
-    if CHECKED not in model.meta or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
+    if CHECKED_KEY not in model.meta or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
         return load(content, limits=limits)
     own = in_form(model.clone())
-    types = typed(lean_model(own, keep_declared=True, keep_inner=True))
+    types = infer_types(lean_model(own, keep_declared=True, keep_inner=True))
     set_types(own, types.types)
-    own.meta[CHECKED] = True
+    own.meta[CHECKED_KEY] = True
     return Loaded(
         model=own,
         digest=digest_of(content),
@@ -193,8 +195,8 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     proto = parse(file.content, headline)
     outputs = () if wanted is None else select(proto, wanted, file.name)
     guards.check_message(proto, limits, headline)
-    parts = _located(proto, file, headline)
-    held = _held(file, parts.values(), limits.mapped_above)
+    parts = _locate_parts(proto, file, headline)
+    held = _read_small_parts(file, parts.values(), limits.mapped_above)
     files = _files(file, [part for part in parts.values() if part not in held])
     weights = _weights(proto, file, parts, held, files)
     # Without the bytes of the large weights, which protobuf frees only with the whole message.
@@ -203,21 +205,21 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     original = None
     if keeps_original:
         original = Original(proto, memoryview(file.content), parts, held, files)
-    model = normalized(bare, weights, headline)
+    model = normalize(bare, weights, headline)
     lean = lean_model(model, keep_declared=True, keep_inner=True)
     guards.check_operators(model, lean, headline)
-    types = typed(lean)
+    types = infer_types(lean)
     guards.check_types(model, types, limits, headline)
     set_types(model, types.types)
     if files.files:
         model.meta[CHECK] = files
         if not files.are_unchanged():
-            raise ModelError(headline, [CHANGED])
-    model.meta[CHECKED] = True
+            raise ModelError(headline, [CHANGED_TEXT])
+    model.meta[CHECKED_KEY] = True
     return Loaded(
         model=model,
         digest=digest_of(file.content, outputs, parts.values(), held),
-        # Beside a link may lie the links to external data.
+        # The folder of a link may contain the links to external data.
         path=file.named if parts else file.path,
         opset=model.opset_imports[""],
         files=files,
@@ -229,12 +231,12 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     )
 
 
-# External data by the text of its reference, and what of it is in memory.
+# External data by the text of its reference, and its parts in memory.
 Parts = dict[str, FilePart]
-Held = Mapping[FilePart, bytes]
+DataInMemory = Mapping[FilePart, bytes]
 
 
-def _located(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> Parts:
+def _locate_parts(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> Parts:
     parts: Parts = {}
     problems = []
     for tensor in external_tensors(proto.graph):
@@ -247,7 +249,7 @@ def _located(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> Parts:
     return parts
 
 
-def _held(file: SourceBytes, parts: Iterable[FilePart], mapped_above: int) -> Held:
+def _read_small_parts(file: SourceBytes, parts: Iterable[FilePart], mapped_above: int) -> DataInMemory:
     """Return the external data's content, read into memory if it and the model are small together."""
     ranges = set(parts)
     if file.mapped or len(file.content) + sum(part.length for part in ranges) > mapped_above:
@@ -259,17 +261,17 @@ def _files(file: SourceBytes, parts: Iterable[FilePart]) -> SourceFiles:
     """Return the files that weights are mapped from."""
     found = [file.mapped] if file.mapped else []
     for part in {part.location: part for part in parts}.values():
-        with external_data.opened(part) as descriptor:
-            found.append(seen(part.location, descriptor))
+        with external_data.open_checked(part) as descriptor:
+            found.append(identify_file(part.location, descriptor))
     return SourceFiles(tuple(found))
 
 
 def _weights(
-    proto: onnx.ModelProto, file: SourceBytes, parts: Parts, held: Held, files: SourceFiles
+    proto: onnx.ModelProto, file: SourceBytes, parts: Parts, held: DataInMemory, files: SourceFiles
 ) -> dict[str, ir.TensorProtocol]:
     """Take the large and the external initializers of the graph out of the messages; return them by their names.
 
-    Their bytes are found again where they stand in the file, so that no other copy of them remains.
+    Their bytes are located in the file, so that no other copy of them remains.
     """
     taken: dict[str, ir.TensorProtocol] = {}
     at = 0
@@ -277,9 +279,9 @@ def _weights(
         if tensor.data_location == TensorProto.EXTERNAL:
             part = parts[reference(tensor)]
             taken[tensor.name] = (
-                _viewed(tensor, memoryview(held[part]))
+                _view_tensor(tensor, memoryview(held[part]))
                 if part in held
-                else _mapped(tensor, part.location, part.offset, part.length, files)
+                else _map_tensor(tensor, part.location, part.offset, part.length, files)
             )
         elif len(raw := tensor.raw_data) >= _PAGE:
             start = file.content.find(raw[:64], at)
@@ -287,12 +289,12 @@ def _weights(
             if start >= 0 and view == raw:
                 at = start + len(raw)
                 taken[tensor.name] = (
-                    _mapped(tensor, file.mapped.path, start, len(raw), files)
+                    _map_tensor(tensor, file.mapped.path, start, len(raw), files)
                     if file.mapped
-                    else _viewed(tensor, view)
+                    else _view_tensor(tensor, view)
                 )
             else:
-                taken[tensor.name] = _viewed(tensor, memoryview(raw))
+                taken[tensor.name] = _view_tensor(tensor, memoryview(raw))
         else:
             continue
         tensor.ClearField("raw_data")
@@ -306,7 +308,7 @@ def _weights(
     return taken
 
 
-def _mapped(tensor: TensorProto, path: str, offset: int, length: int, files: SourceFiles) -> FileTensor:
+def _map_tensor(tensor: TensorProto, path: str, offset: int, length: int, files: SourceFiles) -> FileTensor:
     # The real path and no `base_dir`: onnx_ir refuses links below one, and these have been checked.
     dtype, shape = ir.DataType(tensor.data_type), ir.Shape(tensor.dims)
     mapped = FileTensor(path, offset, length, dtype, shape=shape, name=tensor.name)
@@ -314,7 +316,7 @@ def _mapped(tensor: TensorProto, path: str, offset: int, length: int, files: Sou
     return mapped
 
 
-def _viewed(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
+def _view_tensor(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
     dtype = ir.DataType(tensor.data_type)
     # numpy has no view of packed elements.
     if dtype.bitwidth < 8:
@@ -326,22 +328,22 @@ def _viewed(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
     return ir.Tensor(array, dtype=dtype, shape=ir.Shape(tensor.dims), name=tensor.name)
 
 
-# The digest: BLAKE2b over the file's bytes and those of the external data that it uses.  The same bytes give the same
-# digest on every machine, from a file or from memory.
+# The digest: BLAKE2b over the file's bytes and the bytes of the external data that it uses.  The same bytes give the
+# same digest on every machine, from a file or from memory.
 
 
 def digest_of(
     content: bytes | memoryview | mmap,
     outputs: Sequence[str] = (),
     parts: Collection[FilePart] = (),
-    held: Held = MappingProxyType({}),
+    held: DataInMemory = MappingProxyType({}),
 ) -> str:
-    """Return the digest of some of a model's outputs, (): all, by its content and external data, some of it in memory.
+    """Return the digest of a model with some of its outputs, (): all; external data may be partly in memory.
 
     Raises
     ------
     Problem
-        A file of external data changed since it was checked.
+        If a file of external data changed since it was checked.
     """
     state = blake2b(content, digest_size=_DIGEST_BYTES)
     for part in sorted(set(parts)):
@@ -350,8 +352,8 @@ def digest_of(
         if part in held:
             state.update(held[part])
             continue
-        with external_data.opened(part) as descriptor:
-            # In blocks, which do not count as resident memory as mapped pages do.
+        with external_data.open_checked(part) as descriptor:
+            # In blocks, which do not count as resident memory, unlike mapped pages.
             at, end = part.offset, part.offset + part.length
             while at < end:
                 block = portable.read_at(descriptor, min(_BLOCK_BYTES, end - at), at)

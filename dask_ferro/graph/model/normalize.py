@@ -1,7 +1,7 @@
-"""Normal form of a model: ONNX's messages become an `onnx_ir.Model`, and onnx_ir's passes do the rest.
+"""Bring a model into normal form: ONNX's messages become an `onnx_ir.Model`, and onnx_ir's passes do the rest.
 
-    functions written out; Constant nodes become initializers; initializers are no inputs; nodes sorted, named, and dead
-    ones gone; no name means two values
+    functions are written out, Constant nodes become initializers, initializers are not inputs, nodes are sorted and
+    named, dead nodes are removed, and no name means two values
 
 Works on a guarded model (`model.guards`) and changes it in place.  Bodies (If, Loop, Scan) stay whole in their nodes.
 """
@@ -25,29 +25,29 @@ from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.messages import TYPE_PROTO, all_graphs, all_nodes, domain_of, take_maps, uses
 from dask_ferro.graph.ir.nodes import bodies, reads
-from dask_ferro.graph.model.functions import inlined
+from dask_ferro.graph.model.functions import inline_functions
 from dask_ferro.graph.model.upgrade import MODERN, upgrade
 
 # The opset of graphs that use none of ONNX's own operators.
 _ANY_OPSET = 17
 
 
-def normalized(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol], headline: str) -> ir.Model:
-    """Return `proto` in normal form, with `weights` in the place of the initializers of their names.
+def normalize(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol], headline: str) -> ir.Model:
+    """Return `proto` in normal form, with `weights` instead of the initializers of their names.
 
     An output of a ZipMap is the array that it reads, with the classes of the columns in `meta[ml_types.CLASSES]`.
 
     Raises
     ------
     ModelError
-        Nodes in a circle, a value that two nodes compute, or what onnx_ir cannot hold.
+        If nodes form a circle, two nodes compute one value, or onnx_ir cannot hold the model.
     """
     try:
         classes = _maps_to_arrays(proto.graph)
-        model = in_form(_to_ir(inlined(proto) if proto.functions else proto, weights))
+        model = in_form(_to_ir(inline_functions(proto) if proto.functions else proto, weights))
     # SerdeError and onnx's own are RuntimeErrors.
     except (RuntimeError, ValueError, NotImplementedError, ir.passes.PassError) as error:
-        # onnx_ir's reason stands behind all that it was given.
+        # onnx_ir's reason comes after all of its arguments.
         cause = error.__cause__ if isinstance(error, ir.serde.SerdeError) else None
         reason = str(cause or error).partition("\n")[0]
         raise ModelError(headline, [f"{reason[:300]}; export it again"]) from error
@@ -73,7 +73,7 @@ def in_form(model: ir.Model) -> ir.Model:
 
 def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> ir.Model:
     proto.ClearField("training_info")
-    # Plans of other tools: ours are text in the metadata.
+    # Plans of other tools: dask_ferro's plans are text in the metadata.
     proto.ClearField("configuration")
     proto.graph.ClearField("quantization_annotation")
     versions = {domain_of(entry.domain): entry.version for entry in proto.opset_import}
@@ -98,7 +98,7 @@ def _to_ir(proto: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol]) -> 
 def _maps_to_arrays(graph: onnx.GraphProto) -> dict[str, tuple[str, ...] | tuple[int, ...]]:
     """Replace each ZipMap that computes an output, one dict a row, by its array; return the columns' classes.
 
-    A sequence of dicts is no array: it cannot be cut, sent or stored as one.  The dict of a row is
+    A sequence of dicts is not an array: it cannot be cut, sent or stored as one.  The dict of a row is
     ``dict(zip(classes, row))``.  A ZipMap whose value another node reads stays.
     """
     zips = {
@@ -119,14 +119,14 @@ def _maps_to_arrays(graph: onnx.GraphProto) -> dict[str, tuple[str, ...] | tuple
         found[info.name] = strings or tuple(held.get("classlabels_int64s", ()))
         node.domain, node.op_type = "", "Identity"
         node.ClearField("attribute")
-        # The rest of its type is what inference finds.
+        # Inference finds the rest of its type.
         info.type.Clear()
         info.type.tensor_type.elem_type = TensorProto.FLOAT
     return found
 
 
 def _open_sizes(graph: onnx.GraphProto) -> None:
-    """Leave out sizes of -1, which stand for open ones."""
+    """Remove sizes of -1, which mean open sizes."""
     for info in [*graph.input, *graph.output, *graph.value_info]:
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_value == -1:
@@ -144,18 +144,18 @@ def _plain_sparse(graph: onnx.GraphProto) -> None:
         else:
             kept.append(node)
     if sparse:
-        scattered = chain.from_iterable(_scattered(name, held, graph) for name, held in sparse.items())
-        # Messages of a repeated field are gone when they are taken out of it, so they are copied first.
+        scattered = chain.from_iterable(_write_sparse(name, held, graph) for name, held in sparse.items())
+        # Messages of a repeated field are invalid after they are removed from it, so they are copied first.
         copies = onnx.GraphProto(node=[*scattered, *kept])
         del graph.node[:]
         graph.node.extend(copies.node)
         graph.ClearField("sparse_initializer")
 
 
-def _scattered(name: str, sparse: onnx.SparseTensorProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def _write_sparse(name: str, sparse: onnx.SparseTensorProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return nodes that compute `sparse` as `name`; its parts become initializers of `graph`."""
     shape, indices, values, zeros = (f"{name}:{part}" for part in ("shape", "indices", "values", "zeros"))
-    # Indices may be linear, one number an element; ScatterND wants one for each axis.
+    # Indices may be linear, one number an element; ScatterND requires one for each axis.
     positions = onnx.numpy_helper.to_array(sparse.indices)
     if positions.ndim == 1:
         positions = np.stack(np.unravel_index(positions, list(sparse.dims)), axis=-1).astype(np.int64)
@@ -173,7 +173,7 @@ def _scattered(name: str, sparse: onnx.SparseTensorProto, graph: onnx.GraphProto
 
 def _lift_constants(graph: ir.Graph) -> None:
     """Replace the graph's Constant nodes of numbers by initializers, unless they compute an output of it."""
-    # onnx_ir's pass lifts strings too, and those of bodies: engines read them in their nodes.
+    # onnx_ir's pass also lifts strings and constants of bodies, which engines read in their nodes.
     for node in graph:
         if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS or len(node.attributes) != 1:
             continue
@@ -208,7 +208,7 @@ def _constant(attribute: ir.Attr) -> ir.TensorProtocol | None:
 
 
 def _sort(graph: ir.Graph) -> None:
-    # A sort that fails takes nodes out of the graph.
+    # A sort that fails removes nodes from the graph.
     nodes = list(graph)
     try:
         graph.sort()
@@ -223,7 +223,7 @@ def _sort(graph: ir.Graph) -> None:
 
 
 def _drop_unused(graph: ir.Graph) -> None:
-    # onnx_ir's pass takes the names of optional outputs too, and those may be asked for.
+    # onnx_ir's pass also removes the names of optional outputs, which may be requested.
     needed = set(graph.outputs)
     for node in reversed(list(graph)):
         if not needed.isdisjoint(node.outputs):

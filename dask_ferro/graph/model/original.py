@@ -1,7 +1,7 @@
-"""Model files as they were read, and written again with other values for some weights: the same messages and names.
+"""Write a model file again with other values for some weights: the same messages and names.
 
-Each weight is stored as in the file that was read.  Those that it held itself are written into the new file, and those
-beside it into one file `path` + ".data", each at a multiple of a page where it is large, so that it can be mapped.
+Each weight is stored as in the file that was read.  Weights inside the file are written into the new file, and
+external weights into one file `path` + ".data", large weights at a multiple of a page, so that they can be mapped.
 Sizes and offsets are bytes.
 """
 
@@ -60,18 +60,18 @@ class Original(NamedTuple):
     def write(self, path: str, values: Values, outputs: Sequence[onnx.ValueInfoProto] | None = None) -> None:
         """Write the file again, with new values of initializers by their names in the file, of the same types.
 
-        The `outputs` are those of the written model, and may be values inside of the graph; by default those of the
-        file.
+        `outputs` are the outputs of the written model, and may be values inside of the graph; default: the file's
+        outputs.
 
         Raises
         ------
         InputError
-            A folder that does not exist, or a file of the model that changed after it was loaded.
+            If a folder does not exist, or a file of the model changed after it was loaded.
         """
         with publish(path, "save") as part:
             proto, beside = self._messages(), f"{part}.data"
             if outputs is not None:
-                _cut(proto, outputs)
+                _replace_outputs(proto, outputs)
             with open(beside, "wb") as file:
                 self._fill(proto, values, os.path.basename(beside), file)
             if not os.path.getsize(beside):
@@ -89,9 +89,9 @@ class Original(NamedTuple):
         return proto
 
     def _fill(self, proto: onnx.ModelProto, values: Values, beside: str, file: BinaryIO) -> None:
-        """Write all data that the messages refer to, and the new values, each where its tensor's data was."""
+        """Write all data that the messages refer to, and the new values, in the places of their tensors' data."""
         own = list(proto.graph.initializer)
-        # The graph's own come first; those of bodies may have the same names.
+        # The graph's own initializers come first; initializers of bodies may have the same names.
         inner = external_tensors(proto.graph)[sum(map(_is_external, own)) :]
         # By the text of a reference, its offset and length: tensors of one place share one place in the new file too.
         places: dict[str, tuple[int, int]] = {}
@@ -126,7 +126,7 @@ class Original(NamedTuple):
             raise InputError(f"save: weight {tensor.name!r}: {problem}") from problem
 
 
-def _cut(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None:
+def _replace_outputs(proto: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto]) -> None:
     known, wanted = {info.name for info in proto.graph.output}, [info.name for info in outputs]
     proto.graph.output.extend(info for info in outputs if info.name not in known)
     select(proto, wanted, "")

@@ -1,7 +1,7 @@
-"""Selection of a model's outputs: the names are checked, and everything that only other outputs need is removed.
+"""Select outputs of a model: the names are checked, and everything that only other outputs need is removed.
 
-Works on a model as it was parsed, before any other check, so that a fault of a removed node is none of the model.  An
-input that only removed nodes read goes too; one that nothing in the file reads stays.
+Works on a model as it was parsed, before any other check, so that faults of removed nodes do not matter.  An input
+that only removed nodes read is removed too; one that nothing in the file reads stays.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dask_ferro.graph.ir.messages import uses
 from dask_ferro.words import few
 
 # A message names the first outputs of a model that has thousands.
-_SHOWN = 40
+_MAX_NAMES = 40
 # The fields that a selection reduces.
 _FIELDS = ("node", "input", "initializer", "sparse_initializer", "output", "value_info")
 
 
-def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
+def check_names(outputs: object) -> tuple[str, ...] | Set[str]:
     """Return the argument `outputs` as names; in a set they have no order.
 
     Raises
     ------
     InputError
-        It is no name and no collection of names, is empty, or has a name twice.
+        If it is neither a name nor a collection of names, is empty, or has a name twice.
     """
     names = (outputs,) if isinstance(outputs, str) else outputs
     if not isinstance(names, Collection) or not all(isinstance(n, str) for n in names):
@@ -37,27 +37,27 @@ def checked_names(outputs: object) -> tuple[str, ...] | Set[str]:
         raise InputError(f"outputs={outputs!r}: wanted at least one name; leave outputs= out for all of them")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise InputError(f"outputs={outputs!r}: {_listed(twice)} more than once; name each output once")
+        raise InputError(f"outputs={outputs!r}: {_list_names(twice)} more than once; name each output once")
     return names if isinstance(names, (set, frozenset)) else tuple(names)
 
 
 def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, ...]:
-    """Reduce `proto` to some of its outputs; return their names in order, () where these are all as they stand.
+    """Reduce `proto` to some of its outputs; return their names in order, or () if these are all outputs in order.
 
     Parameters
     ----------
     outputs : str or collection of str
-        In the order wanted; a set's are in the model's order.
+        The outputs in the requested order; a set's names are in the model's order.
     source : str
         The file, for a message.
 
     Raises
     ------
     InputError
-        Names that are no outputs of the model.
+        If names are not outputs of the model.
     """
     known = list(dict.fromkeys(info.name for info in proto.graph.output))
-    given = checked_names(outputs)
+    given = check_names(outputs)
     # A file without outputs has a fault of its own, which the checks report.
     if not known:
         return ()
@@ -75,24 +75,25 @@ def _unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], sourc
     inside = set(chain.from_iterable(node.output for node in graph.node)).intersection(unknown)
     inside.update(info.name for info in graph.input if info.name in unknown)
     why = (
-        f"; {_listed([n for n in unknown if n in inside])} is a value of the graph, and only outputs can be asked for:"
-        " add it to graph.output in the file"
+        f"; {_list_names([n for n in unknown if n in inside])} is a value of the graph, and only outputs can be"
+        " requested: add it to graph.output in the file"
         if inside
         else ""
     )
-    return f"model {source}: outputs= names {_listed(unknown)}, wanted some of its outputs: {_listed(known)}{why}"
+    names = f"outputs= names {_list_names(unknown)}, wanted some of its outputs: {_list_names(known)}"
+    return f"model {source}: {names}{why}"
 
 
-def _listed(names: list[str]) -> str:
-    return few(map(repr, names), most=_SHOWN)
+def _list_names(names: list[str]) -> str:
+    return few(map(repr, names), most=_MAX_NAMES)
 
 
 def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
     graph = proto.graph
-    kept, needed = _needed(graph, names)
+    kept, needed = _find_needed(graph, names)
     made = chain.from_iterable(node.output for node in graph.node)
     gone = {info.name for info in graph.output}.union(made, *map(uses, graph.node)) - needed
-    # The declared type of an output that is now a value inside the graph still tells its shape.
+    # The declared type of an output that is now a value inside the graph still determines its shape.
     told = [info for info in graph.output if info.name in needed.difference(names)]
     # Stable: an output that the file lists twice stays so, and is reported.
     places = {name: place for place, name in enumerate(names)}
@@ -110,9 +111,9 @@ def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:
     graph.MergeFrom(rest)
 
 
-def _needed(graph: onnx.GraphProto, names: Iterable[str]) -> tuple[set[int], set[str]]:
+def _find_needed(graph: onnx.GraphProto, names: Iterable[str]) -> tuple[set[int], set[str]]:
     """Return the indices of the nodes that some outputs need, and the names of the values; in any order of nodes."""
-    # All nodes of a name: that two compute it is a fault, and not for this to hide.
+    # All nodes of a name: two nodes that compute it are a fault, which this must not hide.
     makers: dict[str, list[int]] = {}
     for i, node in enumerate(graph.node):
         for name in node.output:

@@ -1,8 +1,8 @@
-"""Self-contained models: weights that lie in other files become part of the model.
+"""Make models self-contained: weights in other files become part of the model.
 
-An imported model's weights stay in the file that they came from, mapped, and so do those of every graph that is written
-with them.  The reference is relative to a folder, so it means nothing in another file, and something else in the file
-that it names once that is written over.  Every function that writes a model calls this first.  Sizes are bytes.
+An imported model's weights stay in their file, mapped, and so do the weights of every graph that is written with
+them. The reference is relative to a folder, so it is invalid in another file, and refers to something else after the
+file that it names is overwritten.  Every function that writes a model calls this first.  Sizes are bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 
-# Key in `onnx_ir.Model.meta` of a model that this process made or checked; no file can set it.
-CHECKED = "ferro.checked"
-# A protobuf message ends at 2 GiB; beyond half of it weights go beside the file.
+# Key in `onnx_ir.Model.meta` of a model that this process created or checked; no file can set it.
+CHECKED_KEY = "ferro.checked"
+# A protobuf message ends at 2 GiB; beyond half of it weights are written to a separate file.
 INLINE_BYTES = 1 << 30
 _MESSAGE_BYTES = 2**31 - 1
 
@@ -42,13 +42,14 @@ def content(model: ir.Model) -> bytes:
     Raises
     ------
     InputError
-        The weights are more than a protobuf message holds.
+        If the weights are larger than a protobuf message.
     """
     large = weight_bytes(model)
     if large >= _MESSAGE_BYTES:
         raise InputError(
             f"the graph's weights are {large} bytes, and one message ends at {_MESSAGE_BYTES}; write it with"
-            " dask_ferro.tensor.save_onnx, which puts weights beside the file, and run that with ff.from_onnx"
+            " dask_ferro.tensor.save_onnx, which puts weights into a separate file, and run that with"
+            " ff.from_onnx"
         )
     return bytes(ir.to_proto(self_contained(model)).SerializeToString(deterministic=True))
 
@@ -60,7 +61,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def write(model: ir.Model, path: str, where: str) -> None:
-    """Write a model to a file, large weights into `path` + ".data"; errors are those of `publish`."""
+    """Write a model to a file, large weights into `path` + ".data"; raises errors as `publish` does."""
     with publish(path, where) as part:
         beside = f"{os.path.basename(part)}.data" if weight_bytes(model) >= INLINE_BYTES else None
         ir.save(self_contained(model), part, external_data=beside)
@@ -68,20 +69,20 @@ def write(model: ir.Model, path: str, where: str) -> None:
 
 @contextmanager
 def publish(path: str, where: str) -> Iterator[str]:
-    """Yield a name in a new folder, whose files take their places at `path` and beside it when they are whole.
+    """Yield a name in a new folder, whose files are moved to the folder of `path` when they are complete.
 
-    So a model may read what it replaces.
+    So a model may read the files that it replaces.
 
     Raises
     ------
     InputError
-        The folder of `path` does not exist.
+        If the folder of `path` does not exist.
     """
     folder, name = os.path.split(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise InputError(f"{where}: {path!r}: folder {folder!r} does not exist; make it first")
+        raise InputError(f"{where}: {path!r}: folder {folder!r} does not exist; create it first")
     with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}.") as part:
         yield os.path.join(part, name)
-        # What a model names is there before it: its own name is the shortest.
+        # Files that a model names are moved before the model, whose name is the shortest.
         for written in sorted(os.listdir(part), reverse=True):
             os.replace(os.path.join(part, written), os.path.join(folder, written))

@@ -1,4 +1,4 @@
-"""Sources of a model: a file, bytes or a `ModelProto` become bytes in place, and then a message.
+"""Read the source of a model: a file, bytes or a `ModelProto` become bytes, and then a message.
 
 A small file is read whole, and then no file matters any more.  The weights of a larger one (`Limits.mapped_above`) stay
 in the user's own files, as mapped pages: those files are checked before and after each use, so that an error names a
@@ -28,11 +28,11 @@ from dask_ferro import portable
 from dask_ferro.errors import InputError, ModelError
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
-CHANGED = "it changed while it was read; load it when it is written to the end"
+CHANGED_TEXT = "it changed while it was read; wait until it is complete"
 # Key in `onnx_ir.Model.meta` of a callable that raises when a file of the model changed; kernels call it.
 CHECK = "ferro.check"
-# Local file systems stamp changes by the kernel's clock, a tick of 1 to 10 ms: what was changed within the last one
-# could change again under the same stamp.
+# Local file systems stamp changes with the kernel's clock, a tick of 1 to 10 ms: a file that was changed within the
+# last tick could change again under the same stamp.
 _TICK_NS = 20_000_000
 
 Identity = tuple[int, int, int, int, int]
@@ -56,18 +56,18 @@ class SourceBytes(NamedTuple):
 
 
 @contextmanager
-def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
+def open_source(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
     """Open `source` and yield its bytes; a file of at most `mapped_above` bytes is read into memory.
 
     Raises
     ------
     InputError
-        There is no such file, or it cannot be read.
+        If there is no such file, or it cannot be read.
     ModelError
-        An empty file, or a message that protobuf cannot serialize.
+        If the file is empty, or protobuf cannot serialize the message.
     """
     if isinstance(source, onnx.ModelProto):
-        yield SourceBytes("the ModelProto", _serialized(source))
+        yield SourceBytes("the ModelProto", _serialize(source))
     elif isinstance(source, (bytes, bytearray, memoryview)):
         yield SourceBytes("the model in memory", source if isinstance(source, bytes) else bytes(source))
     elif isinstance(source, (str, os.PathLike)):
@@ -77,7 +77,7 @@ def opened(source: Source, mapped_above: int) -> Iterator[SourceBytes]:
         raise InputError(f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}")
 
 
-def _serialized(proto: onnx.ModelProto) -> bytes:
+def _serialize(proto: onnx.ModelProto) -> bytes:
     try:
         return bytes(proto.SerializeToString())
     except (EncodeError, ValueError, MemoryError) as error:
@@ -98,23 +98,23 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
         path = os.path.realpath(name)
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
             raise InputError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
         descriptor = os.open(path, os.O_RDONLY | portable.BINARY)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot load {name!r}: {reason}; give the path of an .onnx file") from error
     try:
-        # The size of the open file, since the path may lead to another one by now.
+        # The size of the open file, since the path may lead to another file by now.
         before = identity(os.fstat(descriptor))
         if before[2] > mapped_above:
-            mapped = seen(path, descriptor)
+            mapped = identify_file(path, descriptor)
             content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             yield SourceBytes(repr(path), content, path, named, mapped)
         else:
             read = read_span(descriptor, 0, before[2])
             if read is None or identity(os.fstat(descriptor)) != before:
-                raise ModelError(f"cannot load {path!r}", [CHANGED])
+                raise ModelError(f"cannot load {path!r}", [CHANGED_TEXT])
             yield SourceBytes(repr(path), read, path, named)
     finally:
         os.close(descriptor)
@@ -123,19 +123,20 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
 def parse(content: bytes | mmap.mmap, headline: str) -> onnx.ModelProto:
     """Return the model in `content`."""
     if not len(content):
-        raise ModelError(headline, ["it is empty; it was not written to the end"])
+        raise ModelError(headline, ["it is empty; was the export interrupted?"])
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(memoryview(content))
     except DecodeError as error:
         reason = str(error).rpartition(": ")[2]
         raise ModelError(
-            headline, [f"protobuf cannot parse it ({reason}); the file is cut off, damaged or no ONNX model"]
+            headline,
+            [f"protobuf cannot parse it ({reason}); the file is cut off, damaged or not an ONNX model"],
         ) from error
     return proto
 
 
-# Files, as they are and as they were.
+# Files now and when the model was loaded.
 
 
 def identity(status: os.stat_result) -> Identity:
@@ -156,8 +157,8 @@ def read_span(descriptor: int, offset: int, length: int) -> bytes | None:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def seen(path: str, descriptor: int) -> SourceFile:
-    """Return the open file's identity with its path; if it changed just now, as it is one clock tick later."""
+def identify_file(path: str, descriptor: int) -> SourceFile:
+    """Return the open file's identity with its path; if it changed just now, the identity one clock tick later."""
     found = identity(os.fstat(descriptor))
     age = time.time_ns() - max(found[3:])
     if 0 <= age < _TICK_NS:
@@ -173,7 +174,7 @@ class SourceFiles:
     Raises
     ------
     InputError
-        One of them changed; which, and how.
+        If one of them changed; the message names it and the change.
     """
 
     files: tuple[SourceFile, ...] = ()
@@ -183,9 +184,9 @@ class SourceFiles:
             problem = _problem(file)
             if problem is not None:
                 raise InputError(
-                    f"file {file.path!r} changed after the graph was built: {problem}; its weights are mapped from "
-                    "there (ferro.limits.mapped-above), so leave it as it is while graphs are computed, or build "
-                    "the graph again with ff.from_onnx"
+                    f"file {file.path!r} changed after the graph was built: {problem}; its weights are"
+                    " mapped from there (ferro.limits.mapped-above), so leave it as it is while graphs are"
+                    " computed, or build the graph again with ff.from_onnx"
                 )
 
     def are_unchanged(self) -> bool:
@@ -202,7 +203,7 @@ def _problem(file: SourceFile) -> str | None:
         return None
     was = file.identity
     if now[:2] != was[:2]:
-        return "another file stands there"
+        return "another file replaced it"
     if now[2] != was[2]:
         return f"it has {now[2]} bytes, and had {was[2]}"
     return "it was written to"

@@ -1,9 +1,9 @@
-"""Upgrade of models of opset 1 to 6, whose operators do not broadcast as numpy does, to opset 7.
+"""Upgrade models of opset 1 to 6, whose operators do not broadcast like numpy, to opset 7.
 
-ONNX Runtime has kernels from opset 7 on.  Up to 5, ONNX's version converter brings the graph to 6; from 6 to
-7 the changes are few and done here, since the converter writes wrong tensors where a broadcast says `axis`, and has no
-rule for comparisons.  A graph that cannot be upgraded, for its bodies or a broadcast of unknown rank, stays as it is:
-reference kernels know old forms.
+ONNX Runtime has kernels since opset 7.  Up to 5, ONNX's version converter brings the graph to 6; from 6 to 7 the
+changes are few and made here, since the converter writes wrong tensors if a broadcast has an `axis`, and has no rule
+for comparisons.  A graph that cannot be upgraded, because of its bodies or a broadcast of unknown rank, is unchanged:
+reference kernels compute old forms.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from onnx import version_converter
 
 from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import attribute_of, bodies
-from dask_ferro.graph.ir.onnx_inference import typed
+from dask_ferro.graph.ir.onnx_inference import infer_types
 
 _OLD, MODERN = 6, 7
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"})
-# Attributes that opset 7 no longer has: it does what they asked for, or `_spread` has written it out.
-_DROPPED: Mapping[str, tuple[str, ...]] = {
+# Attributes that opset 7 no longer has: it does the same without them, or `_spread` has written it out.
+_DROPPED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(_BROADCASTING, ("broadcast", "axis")),
     "BatchNormalization": ("is_test",),
     "Dropout": ("is_test",),
@@ -35,7 +35,7 @@ def upgrade(model: ir.Model) -> None:
     """Bring a sorted model of an opset below `MODERN` to that if it can be upgraded."""
     if any(map(bodies, model.graph)):
         return
-    graph = model.graph if model.opset_imports[""] == _OLD else _converted(model)
+    graph = model.graph if model.opset_imports[""] == _OLD else _convert(model)
     ranks = None if graph is None else _ranks(ir.Model(graph, ir_version=model.ir_version))
     if graph is None or ranks is None:
         return
@@ -45,12 +45,12 @@ def upgrade(model: ir.Model) -> None:
     graph.opset_imports[""] = MODERN
 
 
-def _converted(model: ir.Model) -> ir.Graph | None:
+def _convert(model: ir.Model) -> ir.Graph | None:
     """Return the graph at opset 6, converted by ONNX without its weights; None if that fails."""
     try:
         proto = version_converter.convert_version(lean_model(model, keep_declared=True), _OLD)
         graph: ir.Graph = ir.serde.deserialize_model(proto).graph
-    except Exception:  # noqa: BLE001 - its C++ raises whatever comes; then the model stays as it is
+    except Exception:  # noqa: BLE001 - its C++ raises several kinds; then the model is unchanged
         return None
     kept = [value for value in graph.inputs if value.name not in model.graph.initializers]
     # The caller's inputs may not change; a result of which they did is not used.
@@ -73,7 +73,7 @@ def _ranks(model: ir.Model) -> dict[str, int] | None:
             node.op_type = "Identity"
             del node.input[1:]
             node.ClearField("attribute")
-    tensors = ((name, type_.tensor_type) for name, type_ in typed(bare).types.items())
+    tensors = ((name, type_.tensor_type) for name, type_ in infer_types(bare).types.items())
     ranks = {name: len(tensor.shape.dim) for name, tensor in tensors if tensor.HasField("shape")}
     needed = [value.name for node in model.graph if _aligns(node) for value in node.inputs[:2] if value]
     return ranks if all(name in ranks for name in needed) else None
@@ -90,7 +90,7 @@ def _modernize(node: ir.Node, ranks: Mapping[str, int]) -> None:
         return
     if _aligns(node):
         _spread(node, ranks)
-    for name in _DROPPED.get(node.op_type, ()):
+    for name in _DROPPED_ATTRIBUTES.get(node.op_type, ()):
         node.attributes.pop(name, None)
     scales = [node.attributes.pop(name, None) for name in ("height_scale", "width_scale")]
     if node.op_type == "Upsample" and "scales" not in node.attributes and None not in scales:

@@ -7,8 +7,8 @@ that only moves data counts none, and costs the time that its bytes take.  Algor
 Winograd, no FFT convolution, causal masks save nothing.  Operators that few models use have a rough number.  The bodies
 of an If, Loop or Scan are not counted here.
 
-A row speaks of one node: it is given the node's shapes and attributes, and of the rows of a batch where they lie in
-its inputs.  What the node costs in seconds, which labels are split, and what becomes of a finding is decided above.
+A row describes one node: its functions get the node's shapes and attributes, and the positions of a batch's rows in
+its inputs.  The layers above decide the node's seconds, which labels are split, and the consequence of a finding.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SOFTMAX = EXP + 4
 BILINEAR = 8.0
 
 Flops: TypeAlias = Callable[[Operands], float]
-# Given the states of the inputs and the number of rows: the state of the outputs (a finding without the node's name);
-# None: as its labels say.
+# From the states of the inputs and the number of rows to the state of the outputs (a finding without the node's
+# name); None: the labels decide.
 RowStates: TypeAlias = Callable[[TypedNode, Sequence[State], int], "State | None"]
-# Given the elements of the inputs that the number of rows is in, and that number.
+# From the elements of the inputs that contain the number of rows, and that number.
 SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
 
 
@@ -40,21 +40,22 @@ SizeStates: TypeAlias = Callable[[TypedNode, Sequence[Depends], int], State]
 class OpFacts:
     """The facts of one operator; the defaults hold for an operator without a row."""
 
-    # Those for each element of the outputs (0: the node moves data, or its bodies are counted), or those of a node.
+    # FLOPs for each element of the outputs (0: the node moves data, or its bodies are counted), or a function of the
+    # node.
     flops: Flops | float = 1.0
-    # The bytes that are read: all; none (another name or shape of the same data); of the first input none but its type,
-    # or as many as are picked from it.
+    # The bytes that are read: all, none (another name or shape of the same data), of the first input only its type,
+    # or of the first input as many as are picked from it.
     touches: Literal["all", "none", "type", "picked"] = "all"
     # Dimensions that ranks can split, and along which the rows of a batch stay apart; None: each rank computes all.
     labels: Labels | None = None
-    # Where the rows lie after the node, if labels cannot say it.
+    # The positions of the rows after the node, if labels cannot express them.
     row_states: RowStates | None = None
-    # How a node combines rows, whatever the shapes; empty: it may not.
+    # How a node combines rows, whatever the shapes; empty: it need not combine them.
     combines: str = ""
-    # How an operand made of sizes is taken beside the rows: as any number, which combines rows; as lengths, so that the
-    # shape of the result tells; or perhaps as one of them.
+    # The meaning of an operand made of sizes next to the rows: any number, which combines rows, or lengths, so that
+    # the shape of the result decides, or perhaps one of these.
     takes_sizes: Literal["as numbers", "in shapes", "perhaps"] = "as numbers"
-    # The state of a result that is made of sizes alone.
+    # The state of a result that is computed only from sizes.
     sizes: SizeStates | None = None
     # When it draws random numbers.
     draws: Literal["never", "always", "in training"] = "never"
@@ -65,7 +66,7 @@ def rows_of(names: str, facts: OpFacts) -> dict[str, OpFacts]:
 
 
 def per_input(price: float) -> Flops:
-    """Return FLOPs by the elements of the first input, in place of the outputs."""
+    """Return FLOPs for the elements of the first input instead of the outputs."""
     return lambda o: price * o.size(0)
 
 

@@ -1,11 +1,11 @@
-"""Labels for the dimensions of a node's operands: which of them are one and the same, as an einsum says it.
+"""Label the dimensions of a node's operands: equal labels mean the same dimension, as in an einsum.
 
     MatMul  (i k) (k j) -> (i j)            Softmax  (0 1 .) -> (0 1 .)
 
 A `Rule` labels all operands and results of one node.  Sharding splits one label over the ranks: operands that have
 it are sharded there, the others are whole, and a result without it comes in terms that are still to be reduced.
-Where an operator is linear, operands in terms give a result in terms.  Batch independence follows the label on which
-the rows lie.  A dot is a dimension along which the node computes: it is never split.
+If an operator is linear, operands in terms give a result in terms.  Batch independence follows the label of the rows.
+A dot is a dimension along which the node computes: it is never split.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Rule(NamedTuple):
     # A label, or None, for each dimension; inputs that are not listed are whole.
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
-    # How an output that lacks a split label is put together; None: such a label is not split.
+    # How an output that lacks a split label is combined; None: such a label is not split.
     reduction: str | None = None
     # Groups of inputs that may be `Partial` together while the others are whole, and the reductions that allow it.
     linear: tuple[tuple[int, ...], ...] = ()
     commutes: tuple[str, ...] = ("sum", "mean")
-    # Optional inputs that are added to the result: to a Partial sum by one rank alone.
+    # Optional inputs that are added to the result; only one rank adds them to a Partial sum.
     once: tuple[int, ...] = ()
     # An attribute that counts parts of an (input, dimension), so it is split with that.
     counts: Mapping[str, tuple[int, int]] = MappingProxyType({})
-    # The input that spells the output's shape, which is read from the types instead.
+    # The input that contains the output's shape, which is read from the types instead.
     shape: int | None = None
-    # Inputs of which nothing but the dtype is read, so that it does not matter how they lie.
+    # Inputs of which only the dtype is read, so that their placement does not matter.
     ignored: tuple[int, ...] = ()
 
 
@@ -67,7 +67,7 @@ class TypedNode(Operands):
         return None if tensor is None else tuple(int(x) for x in tensor.numpy().reshape(-1))
 
     def is_float(self) -> bool:
-        """Return whether the first input holds floats: whole numbers are cut off when they are divided."""
+        """Return whether the first input holds floats: whole numbers are truncated when they are divided."""
         value = self._input(0)
         dtype = None if value is None else type_of(value, self.types).dtype
         return dtype is not None and dtype.is_floating_point()
@@ -78,8 +78,8 @@ class TypedNode(Operands):
 
     @cached_property
     def is_known(self) -> bool:
-        """Whether every operand is a tensor of which all sizes are known."""
-        # A loop without generators: propagation asks this of every node several times.
+        """Whether every operand is a tensor with only known sizes."""
+        # A loop without generators: propagation calls this several times for every node.
         for value in (*self.node.inputs, *self.node.outputs):
             if value is None or not value.name:
                 continue
@@ -92,7 +92,7 @@ class TypedNode(Operands):
         return True
 
 
-# Labels of a node; None where it has to be computed whole.
+# Labels of a node; None if it has to be computed whole.
 Labels: TypeAlias = Callable[[TypedNode], Rule | None]
 
 
@@ -101,20 +101,20 @@ def names(rank: int) -> Dims:
     return tuple(str(i) for i in range(rank))
 
 
-def without(dims: Dims, unsplit: Sequence[int]) -> Dims:
+def mask_dims(dims: Dims, unsplit: Sequence[int]) -> Dims:
     return tuple(None if i in unsplit else label for i, label in enumerate(dims))
 
 
-def dropped(dims: Dims, axes: Sequence[int]) -> Dims:
+def drop_axes(dims: Dims, axes: Sequence[int]) -> Dims:
     return tuple(label for i, label in enumerate(dims) if i not in axes)
 
 
-def aligned(shape: Sequence[int], out: Sequence[int]) -> Dims:
+def align(shape: Sequence[int], out: Sequence[int]) -> Dims:
     """Return the labels of an operand that broadcasts to `out`: a dimension that is stretched has none.
 
     Examples
     --------
-    >>> aligned((1, 8), (2, 4, 8))
+    >>> align((1, 8), (2, 4, 8))
     (None, '2')
     """
     skipped = len(out) - len(shape)
@@ -130,7 +130,7 @@ def pointwise(
 
     def labels(o: TypedNode) -> Rule:
         out = o.out_shape()
-        inputs = tuple(aligned(o.shape(i), out) for i in range(len(o.node.inputs)))
+        inputs = tuple(align(o.shape(i), out) for i in range(len(o.node.inputs)))
         return Rule(inputs, (names(len(out)),) * len(o.node.outputs), linear=linear, commutes=tuple(commutes))
 
     return labels
@@ -155,16 +155,16 @@ def all_but(
     *linear: tuple[int, ...],
     commutes: Sequence[str] = ("sum", "mean"),
 ) -> Labels:
-    """Return the labels of an input and outputs of its rank, but for the dimensions along which the node computes.
+    """Return the labels of an input and outputs of its rank, except the dimensions along which the node computes.
 
-    Those are `unsplit`, or None where they are not known ahead; `linear` and `commutes` are as in `Rule`.
+    The latter are `unsplit`; None if they are not known ahead.  `linear` and `commutes` are the same as in `Rule`.
     """
 
     def labels(o: TypedNode) -> Rule | None:
         axes = unsplit(o)
         if axes is None:
             return None
-        dims = without(names(o.rank()), [axis % max(1, o.rank()) for axis in axes])
+        dims = mask_dims(names(o.rank()), [axis % max(1, o.rank()) for axis in axes])
         return Rule((dims,), (dims,) * len(o.node.outputs), linear=linear, commutes=tuple(commutes))
 
     return labels

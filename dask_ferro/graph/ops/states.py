@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie in a value, as `graph.batch_independence` follows them."""
+"""The positions of a batch's rows in a value, as `graph.batch_independence` follows them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import NamedTuple, TypeAlias
 
 
 class Rows(NamedTuple):
-    """The rows lie along dimension `dim`, in order; `before` runs of them after one another."""
+    """The rows are along dimension `dim`, in order; there are `before` runs of them one after another."""
 
     dim: int
     before: int = 1
 
 
 class Free(NamedTuple):
-    """The same whatever the rows are, and however many."""
+    """The same whatever the rows are, and whatever their number."""
 
 
-# Of each element of a value that is made of sizes, whether the number of rows is in it; None: not known.
+# For each element of a value that is made of sizes, whether it contains the number of rows; None: not known.
 Depends: TypeAlias = tuple[bool, ...] | None
 
 
 class Counts(NamedTuple):
-    """Made of sizes; `depends` says for each element whether the number of rows is in it, None: not known."""
+    """Made of sizes; `depends` states for each element whether it contains the number of rows (None: not known)."""
 
     depends: Depends
 
@@ -44,7 +44,7 @@ def counts_of(depends: Depends) -> State:
 
 
 def either(elements: Sequence[Depends]) -> Depends:
-    """Return element by element whether one of several values depends; None where sizes do not broadcast."""
+    """Return element by element whether one of several values depends; None if sizes do not broadcast."""
     known = [each for each in elements if each is not None]
     size = max(map(len, known), default=0)
     if len(known) < len(elements) or any(len(each) not in (1, size) for each in known):

@@ -1,4 +1,4 @@
-"""The facts of an operator by its name: one table, joined from the families, and what it says of a node."""
+"""The facts of an operator by its name: one table, joined from the families, and look-ups for a node."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TABLE: Mapping[str, OpFacts] = {name: facts for family in _FAMILIES for name, fa
 NOTHING_KNOWN = OpFacts()
 
 _DOMAINS = STANDARD_DOMAINS | {ML_DOMAIN, OWN_DOMAIN}
-# An operator of another domain by the name of a standard one costs about as much; whether its operands mean the same
-# is not known.
+# An operator of another domain with the name of a standard operator costs about as much; whether its operands mean
+# the same is not known.
 _PRICES = {name: OpFacts(facts.flops, facts.touches, draws=facts.draws) for name, facts in TABLE.items()}
 _BY_RANGE = OpFacts(combines=quantization.RANGE_OF_ALL)
 _OF_OTHERS = {

@@ -1,17 +1,17 @@
-"""A plan applied to a graph: the nodes of each region, and the placements of values and nodes.
+"""Apply a plan to a graph: the nodes of each region, and the placements of values and nodes.
 
     applied = apply(graph, "plan.yaml")       the graph's results do not depend on the plan
     applied.spmd()                            nodes and collectives of all ranks; one rank without a plan
 
 A region is its path and all paths below it ("layer1" includes "layer1/attention"), or a pattern over paths; if
-no path matches, a pattern over names of nodes.  Where several regions match, the longest name takes precedence, key by
-key.  Backward nodes belong to the region of their forward nodes, or to the one that it names as `backward`.  A value of
-`shard` is an input or output of the region's nodes, also one behind a cast: by its name, its last part, or a pattern.
-`sequence` splits activations of the region (`parallel.sequence`).
+no path matches, a pattern over names of nodes.  If several regions match, the longest name takes precedence, key by
+key.  Backward nodes belong to the region of their forward nodes, or to the region that it names as `backward`.  A
+value of `shard` is an input or output of the region's nodes, also behind a cast; its key is its name, the last part
+of the name, or a pattern.  `sequence` splits activations of the region (`parallel.sequence`).
 
-A plan changes no node, and adds those that a region with `remat` computes again (`parallel.remat`).  Stage, device and
-workers are written into the metadata of a copy's nodes, and the plan's text into that of the copy: a file keeps it, and
-needs no other plan.  Workers are numbers here, not addresses.
+A plan changes no node, and adds the nodes that a region with `remat` computes again (`parallel.remat`).  Stage,
+device and workers are written into the metadata of a copy's nodes, and the plan's text into the metadata of the copy:
+a file keeps it, and needs no other plan.  Workers are numbers here, not addresses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dask_ferro.graph.ir.inference import declared_type
 from dask_ferro.graph.ir.regions import BACKWARD, region_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel import config
-from dask_ferro.graph.parallel.config import ALL, PlanFile, RegionPlan, Split, format_problem, merge
+from dask_ferro.graph.parallel.config import ALL_VALUES, PlanFile, RegionPlan, Split, format_problem, merge
 from dask_ferro.graph.parallel.node_values import (
     find_values,
     front_dims,
@@ -59,22 +59,22 @@ DATA, TENSOR = "data", "tensor"
 # The key of a model's metadata with the text of its plan.
 PLAN = "dask_ferro.plan"
 
-_ONE = Mesh({TENSOR: 1})
+_ONE_RANK = Mesh({TENSOR: 1})
 _NOTHING = RegionPlan()
 
 
 @dataclass(frozen=True, repr=False)
 class Applied:
-    """A graph with the placements of values and the settings of nodes, by name, that a plan gives it.
+    """A graph with a plan's placements of values and settings of nodes, by name.
 
     `model` is the graph itself without a plan, otherwise a copy with the plan in its metadata; weights are shared.
     `plan` is None if there is none, or it is disabled.  `optimizer_state` has the dimension of the optimizer's state
-    that each axis splits, `sequences` the shards that nodes of sequence parallel regions read and make.
+    that each axis splits, `sequences` the shards that nodes of sequence parallel regions read and compute.
     """
 
     model: ir.Model
     plan: PlanFile | None = None
-    mesh: Mesh = _ONE
+    mesh: Mesh = _ONE_RANK
     placements: Mapping[str, ByAxis] = field(default_factory=dict)
     regions: Mapping[str, RegionPlan] = field(default_factory=dict)
     sequences: Mapping[str, ByAxis] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Applied:
         Raises
         ------
         InputError, UnsupportedOpError
-            As `sharding.propagate`; and an input in `follow` that the graph does not have.
+            If `sharding.propagate` raises them, or the graph does not have an input in `follow`.
         """
         known = {value.name for value in self.model.graph.inputs}
         if wrong := sorted(set((follow or {}).values()) - known):
@@ -132,7 +132,7 @@ class Applied:
         return propagate(self.model, types, self.mesh, placed, outputs=ends, sequences=self.sequences)
 
     def spmd(self, **options: Any) -> Spmd:
-        """Return the graph of all ranks; options and errors are those of `shard`."""
+        """Return the graph of all ranks; options and errors are the same as in `shard`."""
         return lower(self.shard(**options))
 
 
@@ -145,13 +145,13 @@ def apply_plan(
     ----------
     graph : Tensor, outputs of `build`, Built, onnx_ir.Model, onnx.ModelProto, bytes or path
     plan : path, mapping, PlanFile or None
-        As described in `parallel.config`.  It replaces the graph's own plan, which a file that `ft.save_onnx` wrote may
-        have; without a plan, that one is applied.
+        The plan (`parallel.config`).  It replaces the graph's own plan, which a file from `ft.save_onnx` may have;
+        without a plan, the graph's own plan is applied.
 
     Raises
     ------
     InputError
-        Regions and values that the graph does not have, and settings that conflict; with line and key.
+        If the graph does not have a region or a value, or settings conflict; the message has line and key.
 
     Examples
     --------
@@ -251,7 +251,7 @@ class _Application:
         paths = {node: region_of(node).path for node in self.model.graph}
         by_path = {region.name: _covered_paths(region.name, paths.values()) for region in self.plan.regions}
         regions: dict[ir.Node, RegionPlan] = {}
-        # A region that is only another one's `backward` need not match any path.
+        # A region that is only the `backward` of another region need not match any path.
         used = {region.backward for region in self.plan.regions}
         for node, path in paths.items():
             name = node.name or ""
@@ -300,7 +300,7 @@ class _Application:
             self._report_key(named[max(named)], "stage", problem)
 
     def _check_remat(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
-        """Check that what is computed again is in a region, and draws no random numbers, which would differ."""
+        """Check that nodes to compute again are in a region, and draw no random numbers, which would differ."""
         problems = {}
         for node, region in regions.items():
             if region.remat and not region_of(node).path:
@@ -321,19 +321,19 @@ class _Application:
         if len(sizes) > 1:
             region = next(region for region in self.plan.regions if region.workers)
             self._report_key(region, "workers", f"regions have {sorted(sizes)}; give a `mesh`")
-        return Mesh({TENSOR: max(sizes)}) if sizes else _ONE
+        return Mesh({TENSOR: max(sizes)}) if sizes else _ONE_RANK
 
     def _placements(self, regions: Mapping[ir.Node, RegionPlan]) -> dict[str, ByAxis]:
-        """Return the placements of values: those of `inputs`, those by name in regions, and then all others'."""
+        """Return the placements of values: first of `inputs`, then of names in regions, and then of all others."""
         placed = self._inputs()
         for value, split in self._region_values(regions):
             self._put(placed, value, self._split(value, split), split)
         by_name = frozenset(placed)
         for node, region in regions.items():
-            for value in read_sources(node) if ALL in region.shard else ():
+            for value in read_sources(node) if ALL_VALUES in region.shard else ():
                 # Scalars are constants of the expression.
                 if value.name not in by_name and value.shape is not None and len(value.shape):
-                    split = region.shard[ALL]
+                    split = region.shard[ALL_VALUES]
                     self._put(placed, value, split_or_whole(self._placed(split), value, self.mesh), split)
         return {name: placement for name, (placement, _) in placed.items()}
 
@@ -343,11 +343,11 @@ class _Application:
         first, by = placed.setdefault(value.name or "", (placement, split))
         if first != placement:
             got, has = (split_dims(each) or "whole" for each in (placement, first))
-            remedy = "keep one of them, or place it in `inputs` alone"
+            remedy = "keep one of them, or place it only in `inputs`"
             self._report(split, f"got {got} for {value.name!r}, which is {has} by {by.key}; {remedy}")
 
     def _inputs(self) -> dict[str, tuple[ByAxis, Split]]:
-        """Return the placements of inputs and weights by `inputs`, of which later entries override earlier ones."""
+        """Return the placements of inputs and weights from `inputs`, whose later entries override earlier entries."""
         graph = self.model.graph
         known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
         placed: dict[str, tuple[ByAxis, Split]] = {}
@@ -366,12 +366,12 @@ class _Application:
         used: set[str] = set()
         for node, region in regions.items():
             for key, split in region.shard.items():
-                for value in find_values(node, key) if key != ALL else ():
+                for value in find_values(node, key) if key != ALL_VALUES else ():
                     used.add(split.key)
                     yield value, split
         for region in self.plan.regions:
             for key, split in region.shard.items():
-                if split.key not in used and key != ALL:
+                if split.key not in used and key != ALL_VALUES:
                     own = [node for node, r in regions.items() if r.shard.get(key) == split]
                     names = sorted({v.name or "" for v in chain.from_iterable(map(read_sources, own))})
                     listed = ", ".join(map(repr, names[:6])) or "none"

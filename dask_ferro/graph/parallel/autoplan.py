@@ -1,14 +1,14 @@
-"""Automatic plans: data x tensor x pipeline parallelism by projected seconds and bytes.
+"""Propose plans of data x tensor x pipeline parallelism from projected seconds and bytes.
 
     plan(graph, workers=8)      all combinations for up to 8 workers; the fastest that fits the memory is marked
 
-Data ranks split the first dimension of inputs with the batch, and the optimizer's state where that takes less memory;
-tensor ranks split pairs of weights by columns and rows (`weight_pairs`); stages have equal seconds, and 1f1b's makespan
-and activations, with the most micro-batches that divide the batch, up to four per stage.
+Data ranks split the first dimension of inputs with the batch, and the optimizer's state if that takes less memory.
+Tensor ranks split pairs of weights into columns and rows (`weight_pairs`).  Stages have equal seconds, and 1f1b's
+makespan and activations, with the most micro-batches that divide the batch, up to four per stage.
 
-Seconds are those of the cost model for compute, those of the link for communication, and one hop of a flow for each
-collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; where it refuses, the
-reason is given.  Everything is projected: nothing runs.  The memory of engines is not counted.  Durations are seconds,
+Seconds come from the cost model for computing, from the link for communication, and from one hop of a flow for each
+collective in a chain and for each action of a stage.  `sharding.propagate` does the sharding; if it refuses, the plan
+has the reason.  Everything is projected: nothing runs.  The memory of engines is not counted.  Durations are seconds,
 sizes bytes, both of one worker.
 """
 
@@ -54,9 +54,9 @@ _MIB = 2**20
 class Proposal(NamedTuple):
     """One combination of data, tensor and pipeline parallelism.
 
-    `seconds` of a step are computing, exchanging and waiting (a pipeline's ramp, and hops).  `parameters` has bytes of
-    weights and other inputs that are no batch, `activations` of those that are kept.  `inputs` has the dimensions that
-    each axis splits, `optimizer_state` those of the state beyond the parameters' own splits.
+    `seconds` of a step are computing, exchanging and waiting (a pipeline's ramp, and hops).  `parameters` are bytes
+    of weights and other inputs without the batch; `activations` are bytes of stored activations.  `inputs` has the
+    dimensions that each axis splits, `optimizer_state` the dimensions of the state beyond the parameters' own splits.
     """
 
     data: int
@@ -85,7 +85,7 @@ class Proposal(NamedTuple):
         return self.data * self.tensor * self.stages
 
     def as_plan(self) -> dict[str, Any]:
-        """Return the plan as `apply`, `parallel` and `fit` take it; empty for one worker."""
+        """Return the plan in the form for `apply`, `parallel` and `fit`; empty for one worker."""
         mesh = {axis: n for axis, n in ((DATA, self.data), (TENSOR, self.tensor)) if n > 1}
         keys: dict[str, Any] = {}
         if mesh:
@@ -106,7 +106,7 @@ _BYTES = ("parameters", "gradients", "state", "activations", "memory")
 class Proposals:
     """The plans that were considered, the fastest first, and the reason for each (data, tensor) that was refused.
 
-    `memory` is that of one worker in bytes, or None.
+    `memory` is the memory of one worker in bytes, or None.
     """
 
     rows: tuple[Proposal, ...]
@@ -115,12 +115,12 @@ class Proposals:
 
     @property
     def best(self) -> Proposal:
-        """The fastest plan that fits, or one with fewer workers that is at most one per cent and a task slower.
+        """The fastest plan that fits, or a plan with fewer workers that is at most one per cent and a task slower.
 
         Raises
         ------
         InputError
-            No plan fits.
+            If no plan fits.
         """
         if (best := self._best()) is None:
             least = min(row.memory for row in self.rows)
@@ -132,8 +132,8 @@ class Proposals:
 
     def _best(self) -> Proposal | None:
         fits = [row for row in self.rows if self.memory is None or row.memory <= self.memory]
-        # Projections are off by more than one per cent, so that is not worth more workers, each of which has a task of
-        # Dask's.
+        # Projections are off by more than one per cent, so such a difference is not worth more workers, each of which
+        # has a Dask task.
         limit = 1.01 * fits[0].seconds + DASK.task_s if fits else 0.0
         near = (row for row in fits if row.seconds <= limit)
         return min(near, key=lambda row: (row.workers, row.seconds), default=None)
@@ -170,25 +170,25 @@ def propose_plans(
 ) -> Proposals:
     """Return plans for a graph on up to a number of workers, with projected seconds and bytes of each.
 
-    `best` of the result is the fastest plan that fits, or one with fewer workers that is at most one per cent and a
-    task slower; `best.as_plan()` is a plan as `apply`, `parallel` and `fit` take it.
+    `best` of the result is the fastest plan that fits, or a plan with fewer workers that is at most one per cent and
+    a task slower; `best.as_plan()` is a plan for `apply`, `parallel` and `fit`.
 
     Parameters
     ----------
-    graph : as `apply` takes it
+    graph : the same as in `apply`
         The graph of inference or of a training step; with `params` the loss, or a mapping of "loss" to it and of other
         names to scalars.
     workers : int
         At least one.
     params : Tensor, or lists and dicts of Tensor, optional
-        The tensors to differentiate the loss with respect to, as `parallel` takes them.
+        The tensors to differentiate the loss with respect to, as in `parallel`.
     optimizer : Optimizer, optional
         Its state is counted, and plans that split it over the data ranks are proposed too.
     batch_inputs : sequence of str, optional
-        The inputs with the batch as first dimension; if left out, all inputs with the first one's size there, except
-        weights and bound inputs of a `Built`.
+        The inputs with the batch as first dimension; default: all inputs whose first dimension has the size of the
+        first input's, except weights and bound inputs of a `Built`.
     dims : mapping of str to int, optional
-        Sizes of symbolic dimensions; each of the inputs' has to have one.
+        Sizes of symbolic dimensions; each symbolic dimension of the inputs needs one.
     memory : float, optional
         Bytes of one worker.
     link, profile : Link, DeviceProfile
@@ -197,8 +197,8 @@ def propose_plans(
     Raises
     ------
     InputError
-        No workers, a symbolic dimension of an input that `dims` has no size for, an input in `batch_inputs` that the
-        graph does not have, parameters without a loss that is a Tensor, or an optimizer without parameters.
+        If there are no workers, `dims` lacks a size of an input's symbolic dimension, the graph does not have an
+        input in `batch_inputs`, there are parameters without a Tensor as loss, or an optimizer without parameters.
 
     Examples
     --------
@@ -213,12 +213,12 @@ def propose_plans(
     [(1, 16.0, 36.0), (2, 16.0, 20.0), (2, 16.0, 36.0)]
     """
     if not is_count(workers):
-        raise InputError(f"plan: workers={workers!r}, wanted a number from 1 on")
+        raise InputError(f"plan: workers={workers!r}, wanted a number of at least 1")
     step = _step(graph, params, optimizer)
     types = infer_types(step.model, dims)
     sizes = chain.from_iterable(types[str(value.name)].shape or () for value in step.model.graph.inputs)
     if names := sorted({size for size in sizes if isinstance(size, str)}):
-        # As if they were 1, nothing would be worth a second worker.
+        # If they counted as 1, nothing would be worth a second worker.
         raise InputError(
             f"plan: dims: {', '.join(map(repr, names))} without a size; give dims={{{names[0]!r}: 128}}"
         )
@@ -266,8 +266,8 @@ def _step(graph: object, params: Tree | None, optimizer: Optimizer | None) -> _S
     outputs: Mapping[str, Any] = graph if isinstance(graph, Mapping) else {LOSS: graph}
     if not isinstance(loss := outputs.get(LOSS), Tensor):
         raise InputError(
-            f"plan: params: wanted a Tensor, the loss, or a mapping with {LOSS!r}, got {type(graph).__name__}; a graph"
-            " that has its gradients needs no params"
+            f"plan: params: wanted a Tensor, the loss, or a mapping with {LOSS!r}, got"
+            f" {type(graph).__name__}; a graph that has its gradients needs no params"
         )
     leaves = pytree.leaves(params, "plan")
     grads = [f"gradient_{i}" for i in range(len(leaves))]
@@ -340,7 +340,7 @@ class _Search(NamedTuple):
         # 1F1B keeps at most as many micro-batches as there are stages; inference keeps one value at a time.
         sizes = sharding.activations
         activations = sum(sizes) * min(micro, stages) / micro if trains else max(sizes, default=0.0)
-        # What a rank holds from step to step: all but the batch.
+        # A rank stores all inputs except the batch from step to step.
         sources = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
         resident = {
             n: sharding.part_bytes(v, sharding.inputs[n])

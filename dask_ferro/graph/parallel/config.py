@@ -1,4 +1,4 @@
-"""Plans as YAML: the settings of each region, read and checked without a graph.
+"""Read plans in YAML: the settings of each region, checked without a graph.
 
     mesh: {data: 2, tensor: 2}          # keys of the whole graph: `_OF_GRAPH`
     inputs: {x: {data: 0}}
@@ -8,9 +8,9 @@
     layer2:                             # GT's form: all weights and inputs of the region, as in `shard: {"*": 0}`
       shard: {axis: 0, workers: [0, 1], replicated: false}
 
-docs/reference/parallelism.md says what each key means.  GT's `compile` is accepted and changes nothing, since every
-region is compiled.  Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks
-a plan against a graph: its regions, values and dimensions.
+docs/reference/parallelism.md explains each key.  GT's `compile` is accepted and changes nothing, since every region
+is compiled.  Problems are reported together, at most ten of them, each with file, line and key.  `apply` checks a
+plan against a graph: its regions, values and dimensions.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dask_ferro.graph.pipeline.named import NAMES
 from dask_ferro.words import at_most
 
 # More than the workers, stages or dimensions of any cluster or array.
-_MOST = 1 << 20
+_MAX_NUMBER = 1 << 20
 # Problems that an error lists; a plan of 200 regions may have a fault in each.
-_SHOWN = 10
+_MAX_PROBLEMS = 10
 WHOLE = "whole"
-# The key of a split of all weights and inputs of a region: those that it does not fit are whole.
-ALL = "*"
+# The key of a split of all weights and inputs of a region; values that it does not fit are whole.
+ALL_VALUES = "*"
 
 
 class Split(NamedTuple):
@@ -50,7 +50,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The settings of one region, None where it has none; `lines` has the line of each key."""
+    """The settings of one region, None if it has none; `lines` has the line of each key."""
 
     name: str = ""
     line: int = 0
@@ -86,9 +86,11 @@ class PlanFile:
         return any(region.stage is not None for region in self.regions)
 
     def refusal(self, problems: Sequence[str]) -> InputError:
-        """Return the error with problems of this plan (`format_problem`), each once, and the first ones only."""
+        """Return the error with problems of this plan (`format_problem`), each once, and only the first ones."""
         lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
-        return InputError("\n".join([f"plan {self.source}:", *at_most(_SHOWN, lines, before="  and ")]))
+        return InputError(
+            "\n".join([f"plan {self.source}:", *at_most(_MAX_PROBLEMS, lines, before="  and ")])
+        )
 
 
 def merge(regions: Sequence[RegionPlan]) -> RegionPlan:
@@ -171,7 +173,7 @@ class _Rows(dict[str, Any]):
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A loader of mappings as `_Rows`, which refuses keys that are given twice."""
+    """A loader of mappings as `_Rows`, which refuses keys that occur twice."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -189,7 +191,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             try:
                 rows[key] = self.construct_object(value, deep=True)
             except (yaml.YAMLError, ValueError, ArithmeticError) as error:
-                # A date that is none, or a number that Python does not read: a problem of the key.
+                # An impossible date, or a number that Python does not read, is a problem of the key.
                 rows[key] = error
 
 
@@ -281,7 +283,7 @@ def _region(plan: _Section, name: str) -> RegionPlan:
         gt = shard.values({"workers": _WORKERS, "replicated": _FLAG})
         split = shard.split("axis") or Split(0, lines["shard"], "")
         dims = None if gt.get("replicated") else split.dims
-        splits = {ALL: Split(dims, lines["shard"], f"{name}.shard")}
+        splits = {ALL_VALUES: Split(dims, lines["shard"], f"{name}.shard")}
         if "workers" in gt and "workers" in settings:
             shard.report("workers", f"{name}.workers is given too; keep one of them")
         settings["workers"] = gt.get("workers", settings.get("workers"))
@@ -304,9 +306,9 @@ def _region(plan: _Section, name: str) -> RegionPlan:
 # Keys.
 
 
-def _is_int(value: Any, least: int = -_MOST) -> bool:
+def _is_int(value: Any, least: int = -_MAX_NUMBER) -> bool:
     # YAML reads `yes` as true, and a bool is an int in Python.
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < _MAX_NUMBER
 
 
 def _is_workers(value: Any) -> bool:
@@ -324,7 +326,7 @@ def _one_of(names: Sequence[str]) -> _Kind:
 
 _FLAG = _Kind(lambda value: isinstance(value, bool), "true or false")
 _COUNT = _Kind(lambda value: _is_int(value, 1), "a whole number, 1 or more")
-_NUMBER = _Kind(lambda value: _is_int(value, 0), "a number from 0 on")
+_NUMBER = _Kind(lambda value: _is_int(value, 0), "a number of at least 0")
 _DIM = _Kind(_is_int, f"a dimension, {WHOLE!r}, or dimensions by axis such as {{tensor: 1}}")
 _NAME = _Kind(lambda value: isinstance(value, str) and value != "", "the name of a region")
 _WORKERS = _Kind(_is_workers, "a list of numbers of workers, such as [0, 1], with every worker once")

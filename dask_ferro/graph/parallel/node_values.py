@@ -1,7 +1,7 @@
-"""The values that a plan places at a node: found by name, in equal parts.
+"""Find the values that a plan places at a node: by name, in equal parts.
 
-A weight or input that is read through casts (half precision casts parameters outside of all regions) is the weight or
-input itself: it is what is placed, and its cast follows.
+A weight or input that is read through casts (half precision casts parameters outside of all regions) counts as the
+weight or input itself: the plan places it, and its cast follows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _matches(key: str, name: str) -> bool:
 
 
 def front_dims(placed: ByAxis, value: ir.Value) -> dict[str, Placement]:
-    """Return a placement of a value with its dimensions counted from the front, where the value's rank is known."""
+    """Return a placement of a value with its dimensions counted from the front, if the value's rank is known."""
     rank = 0 if value.shape is None else len(value.shape)
     return {axis: from_front(p, rank) for axis, p in placed.items()}
 
@@ -61,7 +61,7 @@ def split_or_whole(placed: ByAxis, value: ir.Value, mesh: Mesh) -> dict[str, Pla
 
 
 def split_dims(placed: ByAxis) -> dict[str, int]:
-    """Return the dimension that each axis splits, without the axes that split none."""
+    """Return the dimension that each axis splits, without axes that split none."""
     return {axis: p.dim for axis, p in placed.items() if isinstance(p, Shard)}
 
 
@@ -82,7 +82,7 @@ def place_rows(
 
 
 def _has_parts(placed: ByAxis, shape: ir.Shape | Sequence[Size] | None, mesh: Mesh) -> bool:
-    """Return whether a shape is known, has the dimensions that are split, and ranks divide those of known size."""
+    """Return whether a shape is known, has the dimensions that are split, and ranks divide their known sizes."""
     return shape is not None and all(
         0 <= dim < len(shape) and (not isinstance(shape[dim], int) or divides(ranks, shape[dim]))
         for dim, ranks in ranks_by_dim(placed, mesh).items()
@@ -90,7 +90,7 @@ def _has_parts(placed: ByAxis, shape: ir.Shape | Sequence[Size] | None, mesh: Me
 
 
 def infer_types(model: ir.Model, dims: Mapping[str, int] | None = None) -> Mapping[str, ValueType]:
-    """Return the types of a model's values: the declared ones, or the inferred one where a size is left open."""
+    """Return the types of a model's values: declared types, or inferred types if a size is open."""
     types = infer(model, dims=dims)
     if not all(map(_is_known, types.values())):
         inferred = infer(model, dims=dims, trusts_declared=False)

@@ -1,15 +1,15 @@
-"""Training steps over ranks: the cut by a plan, the action of each rank's node, and the optimizer's step.
+"""Write training steps over ranks: the cut into a plan's stages, the action of each rank's node, the optimizer's step.
 
-    loss ──cut by the plan's stages──> chunks ──grad──> model ──shard by the plan──> ranks' nodes ──> their actions
+    loss ──cut at the plan's stages──> chunks ──grad──> model ──shard by the plan──> ranks' nodes ──> their actions
     step as a model ──a chunk for each node──> ──shard like the parameters──> ranks' nodes ──> their stages
 
 Sharding is the last step, so gradients of shards are the same as without a pipeline: same nodes, same collectives,
-same order of sums.  A collective belongs to the action that makes its operands.  A model that has the optimizer's step
-too (`whole_step`) is sharded alike, and has no chunks and no actions.
+same order of sums.  A collective belongs to the action that computes its operands.  A model that has the optimizer's
+step too (`whole_step`) is sharded alike, and has no chunks and no actions.
 
-Otherwise the optimizer's step reads gradients as the graph of a micro-batch leaves them, in terms of the ranks that are
-added over micro-batches, and reduces them, once a step.  Where a plan splits the state further than the parameters
-(`state_layouts`), a rank updates that part of a parameter, and all of them are gathered.
+Otherwise the optimizer's step reads gradients as terms of the ranks, which are added over micro-batches, and reduces
+them once a step.  If a plan splits the state further than the parameters (`state_layouts`), a rank updates its part
+of a parameter, and the parts are gathered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dask_ferro.graph.parallel.node_values import infer_types
 from dask_ferro.graph.parallel.state_layouts import update_layouts
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import Staged, actions
+from dask_ferro.graph.pipeline.stages import StageModel, actions
 from dask_ferro.graph.pipeline.update import UpdateGraph, name_before, next_name
 from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, UNPLACED, WORKERS, place
 from dask_ferro.graph.sharding.parts import Port, Spmd
@@ -46,7 +46,8 @@ from dask_ferro.graph.tensor.tensor import Tensor
 def plan_regions(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: PlanFile) -> list[list[str]]:
     """Return the regions of each chunk, one chunk for each stage of a plan, in order.
 
-    Raises `InputError` for stages that are not numbered 0, 1 and so on, or a node with a stage and no region.
+    Raises `InputError` if stages are not numbered 0, 1 and so on, or the graph has no region of the name of a plan's
+    region with a stage.
     """
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     model = build(outputs, leaves).model
@@ -64,8 +65,8 @@ def plan_regions(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
         paths.setdefault(region.stage, {})[region_of(node).path] = None
     if sorted(paths) != list(range(len(paths))):
         raise InputError(
-            f"plan {plan.source}: its regions have stages {sorted(paths)}, wanted 0, 1, ... for a pipeline; number"
-            " them, or give parallel(stages=...)"
+            f"plan {plan.source}: its regions have stages {sorted(paths)}, wanted 0, 1, ... for a"
+            " pipeline; number them, or give parallel(stages=...)"
         )
     return [list(paths[stage]) for stage in sorted(paths)]
 
@@ -75,7 +76,7 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
 
     Raises `InputError` if the plan names workers of some stages only.
     """
-    # With one stage, regions need not name it.
+    # If there is one stage, regions need not name it.
     own = [r for r in plan.regions if r.workers is not None and (stages == 1 or r.stage is not None)]
     numbers = {r.stage or 0: r.workers or () for r in own}
     if not numbers:
@@ -83,14 +84,14 @@ def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:
     # The workers of all other stages would not be known.
     if numbers.keys() != set(range(stages)):
         raise InputError(
-            f"plan {plan.source}: it names workers of stages {sorted(numbers)}, wanted all {stages} of them, or none;"
-            " or give parallel(workers=...)"
+            f"plan {plan.source}: it names workers of stages {sorted(numbers)}, wanted all {stages} of them,"
+            " or none; or give parallel(workers=...)"
         )
     return list(chain.from_iterable(numbers[stage] for stage in range(stages)))
 
 
 def shard_step(
-    model: Staged,
+    model: StageModel,
     plan: PlanFile,
     schedule: Schedule,
     dims: Mapping[str, int],
@@ -99,14 +100,14 @@ def shard_step(
 ) -> Spmd:
     """Return the graph of all ranks for one micro-batch, with the action and the stage of each node as metadata.
 
-    Gradients have the layouts in which the optimizer's step reads them, or those of their parameters.  Outputs in
+    Gradients have the layouts in which the optimizer's step reads them, or their parameters' layouts.  Outputs in
     `terms` are added over micro-batches before they are reduced.  A gradient that its parameter's layout splits is
-    scattered in each micro-batch all the same: whole, it would be as large as the parameter.
+    nevertheless scattered in each micro-batch: whole, it would be as large as the parameter.
     """
     applied = apply_plan(model.model, plan)
-    placed = {} if update is None else _placed_for(update, applied)
+    placed = {} if update is None else _step_placements(update, applied)
     if update is not None and update.model is None:
-        # A gradient is reduced where its readers want it, unless its state has another layout than its parameter; one
+        # A gradient is reduced for its readers, unless its state has another layout than its parameter; a gradient
         # that equals another value has no name.
         there = (
             {value.name for value in values(applied.model.graph)} if applied.optimizer_state else update.state
@@ -114,7 +115,7 @@ def shard_step(
         own = {name: placement for name, placement in placed.items() if name in there}
         follow = {next_name(name): name for name in update.carry}
         whole = replace(applied, placements={**own, **applied.placements})
-        # Each rank has a copy of what it updates.
+        # Each rank has a copy of the parameters that it updates.
         return lower(whole.shard(follow=follow, dims=dims), {*follow, *follow.values()})
     follow = dict(zip(model.grads, model.params, strict=True))
     outputs = {name: own for name, own in placed.items() if name in follow and name not in terms}
@@ -123,8 +124,8 @@ def shard_step(
     return _in_actions(spmd, model, schedule)
 
 
-def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
-    """Return the placement of each gradient and each entry of the state in an optimizer's step, by a plan."""
+def _step_placements(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
+    """Return a plan's placement of each gradient and each entry of the state in an optimizer's step."""
     mesh, inputs = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
     shapes = {name: tuple(map(_dim, inputs[name].shape or ())) for name in update.params}
     layouts = {name: layout_of(applied.placements.get(name, {}), mesh) for name in update.params}
@@ -132,7 +133,7 @@ def _placed_for(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
     return {name: dict(zip(mesh.axes, layout, strict=True)) for name, layout in read.items()}
 
 
-def one_rank_step(model: Staged, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
+def one_rank_step(model: StageModel, schedule: Schedule, update: UpdateGraph | None = None) -> Spmd:
     """Return the graph of one rank for one micro-batch, with the action and the stage of each node as metadata.
 
     It has the model's own nodes and names, and needs neither sizes nor rules of sharding.
@@ -155,7 +156,7 @@ def one_rank_step(model: Staged, schedule: Schedule, update: UpdateGraph | None 
 
 
 def shard_update(
-    update: UpdateGraph, model: Staged, plan: PlanFile | None, step: Spmd, schedule: Schedule
+    update: UpdateGraph, model: StageModel, plan: PlanFile | None, step: Spmd, schedule: Schedule
 ) -> Spmd:
     """Return an optimizer's step as the graph of all ranks: each rank updates its parts of the parameters.
 
@@ -171,7 +172,7 @@ def shard_update(
     grad_of = dict(zip(update.params, update.grads, strict=True))
     layouts = read | {name: read[grad] for name, grad in grad_of.items()}
     makers = {value.name: value.producer() for value in model.model.graph.outputs}
-    # A gradient that no node makes is in the last chunk.
+    # A gradient that no node computes is in the last chunk.
     chunks = {
         name: last if (maker := makers.get(grad)) is None else int(maker.metadata_props[CHUNK])
         for name, grad in grad_of.items()
@@ -198,7 +199,7 @@ def _dim(size: int | ir.SymbolicDim) -> int | str | None:
 # ---- chunks and actions of nodes ---------------------------------------------------------------------------
 
 
-def _in_actions(spmd: Spmd, model: Staged, schedule: Schedule) -> Spmd:
+def _in_actions(spmd: Spmd, model: StageModel, schedule: Schedule) -> Spmd:
     """Return a graph of ranks, changed: each node has the action and the stage that compute it."""
     if model.grads:
         _pass_on(spmd.model, schedule.chunks)
@@ -207,10 +208,10 @@ def _in_actions(spmd: Spmd, model: Staged, schedule: Schedule) -> Spmd:
 
 
 def _pass_on(model: ir.Model, chunks: int) -> None:
-    """Let the backward of a chunk give what is asked for of its forward: the loss.
+    """Let the backward of a chunk compute requested results of its forward: the loss.
 
-    It is added to that of other micro-batches together with the chunk's gradients.  Read from the forward's result,
-    it would keep the activations in there until then.
+    It is added to the loss of other micro-batches together with the chunk's gradients.  Reading it from the forward's
+    result would keep the activations in that result until then.
     """
     graph = model.graph
     outputs = list(graph.outputs)
@@ -233,8 +234,8 @@ def _pass_on(model: ir.Model, chunks: int) -> None:
 def _mark(model: ir.Model, schedule: Schedule, ranks: int) -> None:
     apart = {action.chunk for action in schedule.actions if action.kind == WEIGHT_GRAD}
     for node, (chunk, kind) in actions(model, schedule.chunks).items():
-        # A whole backward of one rank is one task.  Where ranks exchange anything, weight gradients stay apart from
-        # what another stage reads.
+        # A whole backward of one rank is one task.  If ranks exchange anything, weight gradients stay separate from
+        # results that another stage reads.
         if kind != FORWARD and ranks == 1 and chunk not in apart:
             kind = BACKWARD
         # The schedule decides the stage of a chunk, so workers and devices of regions could contradict it, and an
@@ -257,7 +258,7 @@ def _fill_chunks(model: ir.Model, last: int) -> None:
 
 
 def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:
-    """Assign a chunk to every node: that of its operands if they agree, else that of its readers, else the last one.
+    """Assign a chunk to every node: its operands' chunk if they agree, else its readers' chunk, else the last one.
 
     So a norm of several chunks' gradients is computed once, and each gradient is scaled in its own chunk.
     """
@@ -274,7 +275,7 @@ def _assign(model: ir.Model, chunk_of: Mapping[str, int], last: int) -> None:
         operands = sources[node.outputs[0]]
         readers = {chunks[user] for user in node.successors() if user in chunks}
         readers |= {ends[value] for value in node.outputs if value in ends}
-        # If its operands have several chunks, a node joins its readers where these agree: nothing is sent back.
+        # If its operands have several chunks, a node joins its readers if these agree: nothing is sent back.
         agreed = operands if len(operands) == 1 else readers
         chunks[node] = next(iter(agreed)) if len(agreed) == 1 else last
         node.metadata_props[CHUNK] = str(chunks[node])

@@ -1,11 +1,11 @@
-"""Rematerialization: the backward nodes of a region read activations that are computed again, not kept.
+"""Rematerialize activations: the backward nodes of a region read activations that are computed again, not stored.
 
     forward    x --[region]--> y                  x --[region]--> y        only x and y live until the backward
     backward   reads x, h, y (h inside)           x --[region again]--> h  in front of the first reader of h
 
-Activations inside a region then live only while it is computed (Chen and others 2016, arXiv:1604.06174): its inputs are
-kept, and its results where the forward of another such region, another region's backward or the user reads them.  The
-nodes that repeat the forward are the same nodes on the same inputs, so they give the same bits; they are in the
+Activations inside a region then live only while it is computed (Chen and others 2016, arXiv:1604.06174): its inputs
+are stored, and its results if the forward of another such region, another region's backward or the user reads them.
+The nodes that repeat the forward are the same nodes on the same inputs, so they give the same bits; they are in the
 backward phase, so a pipeline runs them with the region's backward, on its stage.
 """
 
@@ -24,11 +24,11 @@ from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.sharding.plan import select_nodes
 
 # The end of the names of repeated nodes and their values.
-_AGAIN = "remat"
+_SUFFIX = "remat"
 
 
 def unit_of(path: str, pattern: str) -> str:
-    """Return the part of a region's path that is computed again as one: the shortest that the pattern matches.
+    """Return the part of a region's path that is computed again as a unit: the shortest that the pattern matches.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def units_of(regions: Mapping[ir.Node, RegionPlan]) -> dict[ir.Node, str]:
 def draws(node: ir.Node) -> bool:
     """Return whether a node draws random numbers of its own, so that it differs the second time."""
     kind = facts_of(node).draws
-    # Dropout draws only if it has an input that tells it to train.
+    # Dropout draws only if it has an input for the training mode.
     return kind == "always" or (kind == "in training" and len(node.inputs) > 2)
 
 
@@ -83,13 +83,13 @@ def _repeat(
     results = chain.from_iterable(node.outputs for node in own)
     lost = {value for value in results if not _outlives_forward(value, inside, forward)}
     read = lost.intersection(chain.from_iterable(node.inputs for node in readers))
-    # Through lost values alone.
+    # Only through lost values.
     nodes = select_nodes({node: [v for v in node.inputs if v in lost] for node in own}, read)
     again: dict[ir.Value | None, ir.Value] = {}
     copies = {_copy(node, again, lost): node for node in nodes}
     if not copies:
         return {}
-    # As late as they can be, so that their results wait for no other nodes.
+    # Repeated as late as possible, so that their results wait for no other nodes.
     first = next(node for node in readers if not again.keys().isdisjoint(node.inputs))
     model.graph.insert_before(first, list(copies))
     for node in readers:
@@ -103,7 +103,7 @@ def _outlives_forward(value: ir.Value, inside: set[ir.Node], forward: Mapping[ir
     """Return whether a value lives until the backward anyway: it is a result, or others will read it then."""
     others = [user for user in value.consumers() if user not in inside]
     return value.is_graph_output() or any(
-        # What another unit reads is that unit's input, which it keeps.
+        # A value that another unit reads is that unit's input, which it keeps.
         user in forward or region_of(user).phase == BACKWARD
         for user in others
     )
@@ -114,7 +114,7 @@ def _copy(node: ir.Node, again: dict[ir.Value | None, ir.Value], lost: set[ir.Va
     inputs = [again.get(value, value) for value in node.inputs]
     outputs = []
     for value in node.outputs:
-        name = f"{value.name}/{_AGAIN}" if value.name else ""
+        name = f"{value.name}/{_SUFFIX}" if value.name else ""
         outputs.append(ir.Value(name=name, type=value.type, shape=value.shape))
     again.update((v, copy) for v, copy in zip(node.outputs, outputs, strict=True) if v in lost)
     return ir.Node(
@@ -124,6 +124,6 @@ def _copy(node: ir.Node, again: dict[ir.Value | None, ir.Value], lost: set[ir.Va
         list(node.attributes.values()),
         overload=node.overload,
         outputs=outputs,
-        name=f"{node.name}/{_AGAIN}",
+        name=f"{node.name}/{_SUFFIX}",
         metadata_props={**node.metadata_props, PHASE_KEY: BACKWARD, REMAT_KEY: "1"},
     )

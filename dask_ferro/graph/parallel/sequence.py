@@ -3,9 +3,9 @@
     [row-parallel] --ReduceScatter--> [residual, norm, dropout on shards] --AllGather--> [column-parallel]
 
 An all-reduce and a whole activation on each rank become a reduce-scatter, an all-gather and a shard (Korthikanti and
-others 2022, arXiv:2205.05198).  A region says `sequence: {tensor: 1}`: the float values that its nodes read or make are
-split along that dimension, and nodes of other regions read them whole.  A value needs that dimension, of a size other
-than 1, and features behind it; all others follow by propagation, as do weights and graph inputs.
+others 2022, arXiv:2205.05198).  A region has the key `sequence: {tensor: 1}`: the float values that its nodes read or
+compute are split along that dimension, and nodes of other regions read them whole.  A value needs that dimension, of
+a size other than 1, and features behind it; all others follow by propagation, as do weights and graph inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dask_ferro.graph.sharding.requests import divides, ranks_by_dim
 def place_sequences(
     model: ir.Model, placements: Mapping[str, ByAxis], sequences: Mapping[str, ByAxis]
 ) -> dict[str, ByAxis]:
-    """Return the placements of values, those of nodes in sequences included; others take precedence axis by axis."""
+    """Return the placements of values, including values of nodes in sequences; others take precedence axis by axis."""
     shards: dict[str, dict[str, Placement]] = {}
     for node in model.graph:
         placed = sequences.get(node.name or "", {})

@@ -1,4 +1,4 @@
-"""Layouts of an optimizer's state, which a plan may split over more axes of the mesh than its parameters.
+"""Choose the layouts of an optimizer's state, which a plan may split over more axes of the mesh than its parameters.
 
     weight R, R      --optimizer_state: {data: 0}-->   moments S(0), R
     weight R, S(0)   --optimizer_state: {data: 0}-->   moments S(1), S(0)     another axis splits dimension 0
@@ -28,9 +28,9 @@ def update_layouts(
 ) -> dict[str, Layout]:
     """Return the layout in which an optimizer's step reads each entry of the state and each gradient.
 
-    `shapes` and `layouts` are those of the parameters, and `split` the dimension that each axis splits, by the plan's
-    `optimizer_state`.  A gradient, and so its parameter, is read as the state of the parameter is, or as the parameter
-    where it has none; an entry without a parameter, such as a count of steps, is whole.
+    `shapes` and `layouts` belong to the parameters, and `split` is the dimension that each axis splits, from the
+    plan's `optimizer_state`.  A gradient, and so its parameter, is read in the layout of the parameter's state, or in
+    the parameter's layout if it has no state; an entry without a parameter, such as a count of steps, is whole.
     """
     state = {
         entry: mesh.whole if name is None else state_layout(layouts[name], shapes[name], mesh, split)
@@ -44,8 +44,8 @@ def update_layouts(
 def state_layout(layout: Layout, shape: Sequence[Dim], mesh: Mesh, split: Mapping[str, int]) -> Layout:
     """Return the layout of the state of a parameter: the parameter's, with further axes split.
 
-    An axis that splits the parameter already is left as it is.  Where the requested dimension is split by another axis,
-    or the ranks do not divide its size, the first dimension that fits is split; where none does, none is.
+    An axis that already splits the parameter is unchanged.  If another axis splits the requested dimension, or the
+    ranks do not divide its size, the first dimension that fits is split; if none fits, none is split.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Column-row pairs of weights: the split of tensor parallelism that costs one all-reduce.
+"""Find column-row pairs of weights: the split of tensor parallelism that costs one all-reduce.
 
     x @ [columns] --elementwise, heads, attention--> @ [rows] --> all-reduce
 
-The weight of a product is split by rows if its left operand depends on split columns, and by columns otherwise (Shoeybi
-and others, arXiv:1909.08053).
+The weight of a product is split into rows if its left operand depends on split columns, and otherwise into columns
+(Shoeybi and others, arXiv:1909.08053).
 """
 
 from __future__ import annotations

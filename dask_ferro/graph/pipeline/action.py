@@ -1,7 +1,7 @@
 """Actions of a pipeline: one step of a stage on one micro-batch, and its dependencies.
 
-There are four kinds: F, the forward; B, the whole backward; and, where the backward is split, I, the gradient of the
-input, which the previous stage needs, and W, the gradient of the weights, which no other action needs.
+There are four kinds: F, the forward, and B, the whole backward.  If the backward is split, I is the gradient of the
+input, which the previous stage needs, and W the gradient of the weights, which no other action needs.
 
     chunk 0   F0 ──┐                ┌──> I0 ──> W0
     chunk 1        └──> F0 ──> B0 ──┘
@@ -48,7 +48,7 @@ class Action(NamedTuple):
 
 
 def dependencies(actions: Set[Action]) -> dict[Action, tuple[Action, ...]]:
-    """Return for each action of a schedule those whose results it needs.
+    """Return for each action of a schedule the actions whose results it needs.
 
     A backward waits for the next chunk's I if that backward is split, else for its B.
     """

@@ -5,10 +5,10 @@ order, so the k-th forward of a chunk is of micro-batch k, and so are its k-th b
 There are p stages, m micro-batches and v chunks per stage; s is the stage, from 0.
 
     gpipe        all forwards, then all backwards
-    1f1b         p - s forwards, then backward and forward in turn
-    interleaved  1f1b over several chunks per stage, in turn
+    1f1b         p - s forwards, then backward and forward alternately
+    interleaved  1f1b over several chunks per stage, alternately
     zb-h1        1f1b, its weight gradients s micro-batches late, in the bubbles
-    zb-v         two chunks per stage, down and up again like a V; no bubble
+    zb-v         two chunks per stage, down and up again like a V, without a bubble
     dualpipe-v   the same V; a forward of one chunk with a backward of the other
 """
 
@@ -27,7 +27,7 @@ Step = tuple[int, str]
 
 # Chunks per stage by default; the other schedules have one.
 _CHUNKS = {"interleaved": 2, "zb-v": 2, "dualpipe-v": 2}
-# In place of the chunk of a weight gradient: of the input gradients without one, the oldest, of any chunk.
+# Instead of the chunk of a weight gradient: the oldest input gradient without a weight gradient, of any chunk.
 _OLDEST = -1
 
 
@@ -39,8 +39,8 @@ def usual_chunks(name: str) -> int:
 def make_schedule(name: str, stages: int, micro_batches: int, chunks: int | None = None) -> Schedule:
     """Return the schedule with a name.
 
-    With p stages, m micro-batches, v chunks per stage, and F, I and W the seconds of a whole stage for one micro-batch
-    (B = I + W):
+    There are p stages, m micro-batches and v chunks per stage.  F, I and W are the seconds of a whole stage for one
+    micro-batch (B = I + W):
 
     ===========  ==================================  =========================  ===============================
     name         makespan                            activations of stage s     source
@@ -53,9 +53,9 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int | None
     dualpipe-v   m (F + B) + (p - 1) F / 2           2 p + 1                    DeepSeek-V3, arXiv 2412.19437
     ===========  ==================================  =========================  ===============================
 
-    Activations are those of one chunk and one micro-batch; r is the number of micro-batches of the longest round: p
-    where m is a multiple of p, else between p and 2 p.  The makespans hold for m >= p, that of zb-h1 for weight
-    gradients no longer than F and I, and the last two for F = I = W and 2 p micro-batches or more.
+    Activations are counted for one chunk and one micro-batch; r is the number of micro-batches of the longest round:
+    p if m is a multiple of p, else between p and 2 p.  The makespans hold for m >= p, the makespan of zb-h1 for
+    weight gradients no longer than F and I, and the last two for F = I = W and 2 p micro-batches or more.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int | None
     Raises
     ------
     InputError
-        There is no such schedule, or not with these numbers.
+        If there is no such schedule, or not with these numbers.
 
     Examples
     --------
@@ -98,17 +98,17 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int | None
         )
     if name != "interleaved" and each != usual:
         raise InputError(f"schedule {name!r}: chunks: got {each!r} a stage, wanted {usual}")
-    rows = (_numbered(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
+    rows = (_number_steps(_RULES[name](s, stages, micro_batches, each), micro_batches) for s in range(stages))
     return Schedule(tuple(rows), name)
 
 
 def rounds(stages: int, micro_batches: int) -> list[int]:
-    """Return the micro-batches that schedules in turn send through a chunk before the next chunk, round by round.
+    """Return the micro-batches that interleaved schedules send through a chunk before the next chunk, round by round.
 
-    A round is at least as long as there are stages, if that many micro-batches exist: its first one is then back
-    from the other stages when its last one has left.  Lengths differ by one at most.  A short last round would make
-    stages wait: with 4 of them of two chunks, and 9 micro-batches, 37 seconds after rounds of 4, 4 and 1, and 31.5
-    after 5 and 4, where a stage's forward takes 1 second and its backward 2.
+    A round is at least as long as there are stages, if that many micro-batches exist: its first micro-batch is then
+    back from the other stages when its last one has left.  Lengths differ by at most one.  A short last round would
+    make stages wait: with 4 of them of two chunks, and 9 micro-batches, 37 seconds after rounds of 4, 4 and 1, and
+    31.5 after 5 and 4, if a stage's forward takes 1 second and its backward 2.
 
     Examples
     --------
@@ -119,8 +119,8 @@ def rounds(stages: int, micro_batches: int) -> list[int]:
     return [micro_batches // count + (i < micro_batches % count) for i in range(count)]
 
 
-def _numbered(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
-    """Return steps as actions with micro-batches in order; those beyond the last micro-batch are left out."""
+def _number_steps(steps: Iterable[Step], micro_batches: int) -> tuple[Action, ...]:
+    """Return steps as actions with micro-batches in order; steps beyond the last micro-batch are left out."""
     forwards: Counter[int] = Counter()
     backwards: Counter[int] = Counter()
     # Input gradients without a weight gradient so far.
@@ -147,14 +147,14 @@ def _gpipe(s: int, p: int, m: int, v: int) -> list[Step]:
 
 
 def _one_forward_one_backward(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return 1F1B's list of a stage: warm-up, then one of each in turn."""
+    """Return 1F1B's list of a stage: warm-up, then forwards and backwards alternately."""
     ahead = min(p - s, m)
     level = [(s, BACKWARD), (s, FORWARD)] * (m - ahead)
     return [(s, FORWARD)] * ahead + level + [(s, BACKWARD)] * ahead
 
 
-def _interleaved(s: int, p: int, m: int, v: int) -> list[Step]:
-    """Return interleaved 1F1B's list of a stage (section 2.2): a round of micro-batches a chunk in turn.
+def _interleave(s: int, p: int, m: int, v: int) -> list[Step]:
+    """Return interleaved 1F1B's list of a stage (section 2.2): a round of micro-batches for each chunk alternately.
 
     Chunk c of stage s is chunk c p + s of the model.  The warm-up of a stage is the way to the last stage and back,
     and a round over all its chunks but one.
@@ -175,7 +175,7 @@ def _zero_bubble(s: int, p: int, m: int, v: int) -> list[Step]:
 
     Stage s would wait s times in the cool-down: its s delayed weight gradients fill these bubbles.
     """
-    # With few micro-batches (m < p) fewer of them run ahead or are delayed.
+    # If there are few micro-batches (m < p), fewer of them run ahead or are delayed.
     ahead, late = min(p - s, m), min(s, m)
     steps = [(s, FORWARD)] * ahead
     for i in range(m):
@@ -188,10 +188,10 @@ def _zb_v(s: int, p: int, m: int, v: int) -> list[Step]:
     """Return ZB-V's list of a stage.
 
     Stage s has chunk s on the way down and chunk 2p - 1 - s on the way up, so the first stage has the input and the
-    loss, and the first gradient is ready when p micro-batches are in memory.  The list is made for at least 2p - 1
+    loss, and the first gradient is ready when p micro-batches are in memory.  The list is built for at least 2p - 1
     micro-batches and then shortened, since with fewer the pipeline is never full.
     """
-    # `_numbered` drops the micro-batches beyond m.
+    # `_number_steps` drops the micro-batches beyond m.
     full = max(m, 2 * p - 1)
     down, up, left = s, 2 * p - 1 - s, p - s
     fill = [(down, FORWARD)] * (2 * left - 1) + [(up, FORWARD), (down, FORWARD)] * s
@@ -204,10 +204,11 @@ def _zb_v(s: int, p: int, m: int, v: int) -> list[Step]:
 def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
     """Return DualPipeV's list of a stage: on each, a forward of one chunk alternates with a backward of the other.
 
-    The V is that of ZB-V, as DualPipe cut in half.  Backwards are whole where no other stage waits for them: only those
-    of the first and the last micro-batches are split.  The list is made for at least 2p micro-batches.
+    The V is the same as in ZB-V, like DualPipe cut in half.  Backwards are whole if no other stage waits for them:
+    only the backwards of the first and the last micro-batches are split.  The list is built for at least 2p
+    micro-batches.
     """
-    # As in ZB-V, `_numbered` drops the micro-batches beyond m.
+    # Like in ZB-V, `_number_steps` drops the micro-batches beyond m.
     full = max(m, 2 * p)
     down, up, left = s, 2 * p - 1 - s, p - s - 1
     fill = [(down, FORWARD)] * (2 * left) + [(down, FORWARD), (up, FORWARD)] * (s + 1)
@@ -224,7 +225,7 @@ def _dualpipe_v(s: int, p: int, m: int, v: int) -> list[Step]:
 _RULES: dict[str, Callable[[int, int, int, int], list[Step]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
-    "interleaved": _interleaved,
+    "interleaved": _interleave,
     "zb-h1": _zero_bubble,
     "zb-v": _zb_v,
     "dualpipe-v": _dualpipe_v,

@@ -1,13 +1,14 @@
 """A pipeline schedule as data: for each stage the list of its actions, in order.
 
 Every `Schedule` can run: lists that lack an action, have one twice, spread a chunk over two stages or wait for each
-other are refused when it is made.  It has no seconds, bytes or workers.
+other are refused when it is created.  It has no seconds, bytes or workers.
 
     stage 0  0F0 0F1   . 0B0 0F2 0B1 0F3 0B2   . 0B3        1f1b of 4 micro-batches on 2 stages:
     stage 1    . 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3            chunk, kind and micro-batch by step
 
 In a task graph the order of a list is kept by edges that mean "not before" and carry no data (`Schedule.waits`).
-Priorities alone do not bound memory: on 4 stages, 8, 7, 4 and 1 activations are kept where 1f1b keeps 4, 3, 2 and 1.
+Priorities do not suffice to bound memory: on 4 stages they keep 8, 7, 4 and 1 activations, and 1f1b keeps 4, 3, 2 and
+1.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dask_ferro.graph.pipeline.action import (
 Rows = Sequence[Sequence[Action]]
 
 _IDLE = "."
-# The most problems in a message: lists with more of them have to be rewritten.
+# Maximum number of problems in a message: lists with more of them have to be rewritten.
 _MOST_PROBLEMS = 10
 _WHOLE, _SPLIT = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
 
@@ -48,12 +49,12 @@ class Schedule:
         The list of each stage; every chunk is on one stage, with F and B, or F, I and W, for every micro-batch.
         Without any backward it is a schedule of inference.
     name : str
-        For messages.
+        Name for messages.
 
     Raises
     ------
     InputError
-        The lists cannot run; the error has all problems at once.
+        If the lists cannot run; the message lists all problems.
 
     Examples
     --------
@@ -120,10 +121,10 @@ class Schedule:
     def waits(self) -> Mapping[Action, Action]:
         """The action that each action waits for only to keep the order of its list: the one before it.
 
-        There is none where every stage does all its forwards first: no order would save memory, and a worker that has
-        several actions to choose from waits for nothing.  Where backwards are split and stages have several chunks, as
-        in a V, a hop of Dask's for each action costs more than their order: there only a forward waits, for the release
-        (B or W) that makes room for one more activation.
+        There is none if every stage does all its forwards first: no order would save memory, and a worker that can
+        choose from several actions waits for nothing.  If backwards are split and stages have several chunks, as in a
+        V, one of Dask's hops for each action costs more than their order saves: then only a forward waits, for the
+        release (B or W) that frees memory for one more activation.
         """
         forwards = [[action for action in row if action.kind == FORWARD] for row in self.stages]
         if not any(self.peaks) or self.peaks == tuple(map(len, forwards)):
@@ -137,10 +138,10 @@ class Schedule:
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
-        """The most activations that each stage keeps at a time, for any durations.
+        """Maximum number of activations that each stage keeps at a time, for any durations.
 
-        An activation is that of one chunk and micro-batch, from its F to the end of its B or W; divide by the chunks
-        of a stage for those of whole stages.  Without a backward none is kept.
+        An activation belongs to one chunk and micro-batch, from its F to the end of its B or W; divide by the chunks
+        of a stage to get activations of whole stages.  Without a backward none is kept.
         """
         return tuple(_peak(row) for row in self.stages)
 
@@ -154,7 +155,7 @@ class Schedule:
         return f"<Schedule {self.name!r}: {counts}, {len(self.actions)} actions>"
 
     def __str__(self) -> str:
-        """Return the schedule as text: a line per stage, a column per step, a point where the stage is idle."""
+        """Return the schedule as text: a line per stage, a column per step, a point if the stage is idle."""
         width = 1 + max(len(str(action)) for action in self.actions)
         lines = []
         for stage, row in enumerate(self.stages):
@@ -170,7 +171,7 @@ class Schedule:
         Raises
         ------
         InputError
-            A text is not an action, or the lists cannot run.
+            If a text is not an action, or the lists cannot run.
 
         """
         wrong: list[str] = []
@@ -203,7 +204,9 @@ def _peak(row: Sequence[Action]) -> int:
 
 def problems(rows: Rows) -> list[str]:
     """Return the problems of lists of actions, one list per stage; none if they are a schedule."""
-    return _first(_malformed(rows)) or _first(_misplaced(rows)) or _first(_incomplete(rows)) or _stuck(rows)
+    return (
+        _first(_check_form(rows)) or _first(_check_place(rows)) or _first(_incomplete(rows)) or _stuck(rows)
+    )
 
 
 def _first(wrong: Iterable[str]) -> list[str]:
@@ -216,7 +219,7 @@ def _refusal(headline: str, wrong: Iterable[str]) -> InputError:
     return InputError("\n  - ".join([headline, *wrong]))
 
 
-def _malformed(rows: Rows) -> Iterator[str]:
+def _check_form(rows: Rows) -> Iterator[str]:
     if not rows:
         yield "has no stages; wanted a list of actions for each"
     for stage, row in enumerate(rows):
@@ -235,7 +238,7 @@ def _is_action(action: object) -> bool:
     return all(type(number) is int and number >= 0 for number in (action.chunk, action.micro_batch))
 
 
-def _misplaced(rows: Rows) -> Iterator[str]:
+def _check_place(rows: Rows) -> Iterator[str]:
     for stage, row in enumerate(rows):
         for action, times in Counter(row).items():
             if times > 1:
@@ -255,7 +258,7 @@ def _incomplete(rows: Rows) -> Iterator[str]:
     for row in rows:
         for chunk, kind, micro_batch in row:
             kinds.setdefault((chunk, micro_batch), set()).add(kind)
-    # With no backward anywhere the lists are a schedule of inference.
+    # Lists without any backward are a schedule of inference.
     trains = any(len(there) > 1 or FORWARD not in there for there in kinds.values())
     whole = "F and B (whole), or F, I and W (split)" if trains else "F only, as elsewhere"
     chunks, micro_batches = (1 + max(numbers) for numbers in zip(*kinds, strict=True))
@@ -276,7 +279,7 @@ def _stuck(rows: Rows) -> list[str]:
 
 
 def walk(rows: Rows, needs: Mapping[Action, Sequence[Action]]) -> tuple[list[Action], list[str]]:
-    """Return an order in which the actions can run, each stage following its list, and what blocked stages wait for.
+    """Return an order in which the actions can run, each stage following its list, and the waits of blocked stages.
 
     In this order every action comes after its dependencies and after the earlier actions of its list.
     """

@@ -1,4 +1,4 @@
-"""A training step cut into the chunks of a pipeline, and the action of each node.
+"""Cut a training step into the chunks of a pipeline, and find the action of each node.
 
     loss ──cut──> every node has a chunk ──grad──> so have its backward nodes ──actions──> F, I, W of a chunk
 
@@ -25,7 +25,7 @@ from dask_ferro.graph.ir.inference import infer
 from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.graph.sharding.node_placement import CHUNK
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.emit import build, reached
+from dask_ferro.graph.tensor.emit import build, reachable_nodes
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
 
@@ -35,7 +35,7 @@ RegionCuts = Sequence[str | Sequence[str]]
 _SLACK = 0.05
 
 
-class Staged(NamedTuple):
+class StageModel(NamedTuple):
     """A model whose nodes have chunks, in their metadata: forward, and backward if there are parameters.
 
     `bound` has the values that inputs are bound to, by name.  `params` are the inputs that are parameters, in the order
@@ -54,35 +54,35 @@ def cut_stages(
     *,
     chunks: int,
     cuts: RegionCuts | None = None,
-) -> Staged:
+) -> StageModel:
     """Return the model of `outputs`, with gradients of the loss among them, and a chunk for every node.
 
-    With parameters, which are constants or arguments, the first output is the loss; with None there is no backward.
-    Chunks have about equal projected seconds and few bytes between them, or one or several regions each (`cuts`): a
-    node in none of these is in the latest chunk that it reads from.
+    If there are parameters, which are constants or arguments, the first output is the loss; None: there is no
+    backward. Chunks have about equal projected seconds and few bytes between them, or one or several regions each
+    (`cuts`): a node in none of these is in the latest chunk that it reads from.
 
-    Raises `InputError` for fewer nodes than chunks, a region that does not exist, or regions against the flow of data,
-    and `UnsupportedOpError` for an op without a gradient on the way from the loss to a parameter.
+    Raises `InputError` if there are fewer nodes than chunks, a region does not exist, or regions are against the flow
+    of data, and `UnsupportedOpError` if an op on the way from the loss to a parameter has no gradient.
     """
-    nodes = reached(outputs.values())
+    nodes = reachable_nodes(outputs.values())
     homes = _by_region(nodes, cuts) if cuts is not None else _by_cost(outputs, nodes, chunks)
     _check_flow(nodes, homes)
-    marked = _marked(outputs, nodes, homes)
+    marked = _mark_chunks(outputs, nodes, homes)
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     ends = dict(marked)
     grads: tuple[str, ...] = ()
     if leaves:
-        # The seed of the backward is in the last chunk, as the loss is.
-        with regions.written_in(regions.Region(_mark(chunks - 1, ""))):
+        # The seed of the backward is in the last chunk, like the loss.
+        with regions.set_region(regions.Region(_mark(chunks - 1, ""))):
             slopes = grad(next(iter(marked.values())), leaves)
         grads = tuple(f"gradient_{i}" for i in range(len(leaves)))
         ends |= dict(zip(grads, slopes, strict=True))
     model, bound = build(ends, leaves, name="pipeline")
-    return Staged(record_chunks(model, chunks), bound, input_names(model, leaves), grads)
+    return StageModel(record_chunks(model, chunks), bound, input_names(model, leaves), grads)
 
 
 def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return the input of each tensor that a model was built with; one that is given twice is one input."""
+    """Return the input of each tensor that a model was built with; a tensor that is passed twice is one input."""
     order = list(dict.fromkeys(leaf.key for leaf in leaves))
     return tuple(str(model.graph.inputs[order.index(leaf.key)].name) for leaf in leaves)
 
@@ -97,10 +97,10 @@ def _by_region(nodes: Sequence[Node], cuts: RegionCuts) -> dict[int, int]:
     homes: dict[int, int] = {}
     seen: set[str] = set()
     for node in nodes:
-        path = next((p for p in _above(node.region.path) if p in chunk_of), None)
+        path = next((p for p in _enclosing_regions(node.region.path) if p in chunk_of), None)
         if path is not None:
             seen.add(path)
-        # A node without a region cannot run before its inputs: its chunk is the latest of theirs.
+        # A node without a region cannot run before its inputs: its chunk is the latest chunk of its inputs.
         before = max((homes[origin.number] for origin in _makers(node)), default=0)
         homes[node.number] = before if path is None else chunk_of[path]
     missing = [path for path in chunk_of if path not in seen]
@@ -111,7 +111,7 @@ def _by_region(nodes: Sequence[Node], cuts: RegionCuts) -> dict[int, int]:
     return homes
 
 
-def _above(path: str) -> list[str]:
+def _enclosing_regions(path: str) -> list[str]:
     """Return the region and its enclosing regions, the innermost first."""
     parts = path.split("/") if path else []
     return ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
@@ -153,18 +153,18 @@ def _check_flow(nodes: Iterable[Node], homes: Mapping[int, int]) -> None:
             late, early = homes[origin.number], homes[node.number]
             if late > early:
                 raise InputError(
-                    f"parallelize: stages: chunk {early} (region {node.region.path!r}) reads a {origin.op_type} of"
-                    f" chunk"
-                    f" {late} (region {origin.region.path!r}), which comes later; name regions in the data's order"
+                    f"parallelize: stages: chunk {early} (region {node.region.path!r}) reads a"
+                    f" {origin.op_type} of chunk {late} (region {origin.region.path!r}), which comes later;"
+                    " name regions in the data's order"
                 )
 
 
 def balance(weights: Sequence[float], crossing: Sequence[float], pieces: int) -> tuple[int, ...]:
-    """Return where each piece starts, for pieces of about equal weight with few bytes across the cuts.
+    """Return the start of each piece, for pieces of about equal weight with few bytes across the cuts.
 
-    A cut is where the pieces before it have their share of the weight: of the places that are a few per cent of a piece
-    away from there, that which the fewest bytes cross, or else the nearest.  `crossing` has the bytes across a cut
-    after each item but the last.  No piece is empty.
+    The pieces before a cut have about their share of the weight: within a few per cent of a piece, the cut is the
+    place that the fewest bytes cross, or else the nearest place.  `crossing` has the bytes across a cut after each
+    item except the last.  No piece is empty.
 
     Examples
     --------
@@ -191,7 +191,7 @@ def _mark(chunk: int, path: str) -> str:
     return f"{chunk}/{path}" if path else str(chunk)
 
 
-def _marked(
+def _mark_chunks(
     outputs: Mapping[str, Tensor], nodes: Sequence[Node], homes: Mapping[int, int]
 ) -> dict[str, Tensor]:
     placed = {

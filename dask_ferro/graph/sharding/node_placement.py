@@ -1,8 +1,8 @@
-"""The stage, the device class and the workers that a plan gives a node.
+"""The stage, the device class and the workers that a plan assigns to a node.
 
-They are node metadata, which a plan writes.  A node without a placement takes that of its last placed predecessor, or
-else that of its first reader: the loss joins the last stage, and an optimizer's step joins its gradient.  Workers are
-numbers here, not addresses.
+They are node metadata, which a plan writes.  A node without a placement gets the placement of its last placed
+predecessor, or else of its first reader: the loss joins the last stage, and an optimizer's step joins its gradient.
+Workers are numbers here, not addresses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHUNK, ACTION = "dask_ferro.chunk", "dask_ferro.action"
 
 
 class NodePlacement(NamedTuple):
-    """The placement of a node; a field that no plan gives is None.
+    """The placement of a node; a field that no plan sets is None.
 
     `device` is "cpu" or "gpu", `workers` has a number for each rank, and `action` is the chunk and the kind of the
     pipeline's action that computes the node, as in "2F".
@@ -38,7 +38,7 @@ UNPLACED = NodePlacement()
 
 
 def place(node: ir.Node, placement: NodePlacement) -> None:
-    """Write a placement into a node's metadata, in place of an earlier one."""
+    """Write a placement into a node's metadata; it replaces an earlier placement."""
     workers = None if placement.workers is None else ",".join(map(str, placement.workers))
     props = {STAGE: placement.stage, DEVICE: placement.device, WORKERS: workers, ACTION: placement.action}
     for key, value in props.items():
@@ -60,7 +60,7 @@ def placement_of(node: ir.Node) -> NodePlacement:
 
 
 def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
-    """Return the placement of each node, in topological order; a node without one takes that of a neighbour."""
+    """Return the placement of each node, in topological order; a node without one gets a neighbour's placement."""
     sites: dict[ir.Node, NodePlacement] = {}
     position = {node: number for number, node in enumerate(nodes)}
     for node in nodes:

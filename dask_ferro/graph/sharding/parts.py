@@ -1,6 +1,6 @@
 """The part of a value on each rank, and the split of whole arrays into parts.
 
-Parts become whole arrays again in `lower.ranks.sharded`; where they are kept and how they are sent is decided there.
+`lower.ranks.sharded` joins parts to whole arrays again, and decides on the parts' places and messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Layout, Mesh
 
-# Elements of an array that is sent anywhere without a thought.
+# Elements of an array that is small enough to be sent anywhere.
 _SMALL = 16
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ class Port:
 
     @property
     def is_small(self) -> bool:
-        """Whether it has so few elements that it is sent anywhere without a thought."""
+        """Whether it has few enough elements to be sent anywhere."""
         sizes = [size if isinstance(size, int) else _SMALL + 1 for size in self.shape or ()]
         return self.shape is not None and prod(sizes) <= _SMALL
 

@@ -29,7 +29,7 @@ class Replicate:
 class Shard:
     """Rank i of the axis has the i-th part along dimension `dim`, counted from the front.
 
-    The number of ranks divides the dimension.  Where several axes of a mesh split one dimension, each splits the parts
+    The number of ranks divides the dimension.  If several axes of a mesh split one dimension, each splits the parts
     of the axes before it.
 
     Examples

@@ -1,7 +1,7 @@
 """The plan of a sharding as data: the entries that every rank executes in order, with their counts and costs.
 
 An entry is a node with the layouts of its operands, or a redistribution.  Nothing is decided here:
-`sharding.propagate` makes a plan, and `spmd.lower` writes it as a graph.  Durations are seconds, sizes bytes, both
+`sharding.propagate` creates a plan, and `spmd.lower` writes it as a graph.  Durations are seconds, sizes bytes, both
 projected.
 """
 
@@ -31,7 +31,7 @@ Numbers: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Compute(NamedTuple):
-    """A node on every rank: layouts of its operands (None: left out or not read), its seconds on each rank.
+    """A node on every rank: layouts of its operands (None: omitted or not read), its seconds on each rank.
 
     `once` has an (axis, input) for each optional input that only the first rank of that axis adds.
     """
@@ -85,7 +85,7 @@ class Sharding:
 
     @property
     def collectives(self) -> Counter[str]:
-        """The number of collectives of each kind; one in all groups of an axis at once counts as one."""
+        """The number of collectives of each kind; one collective in all groups of an axis counts as one."""
         steps = chain.from_iterable(move.steps for move in self.moves)
         return Counter(step.kind for step in steps if step.kind in COLLECTIVES)
 

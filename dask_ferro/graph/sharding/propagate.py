@@ -1,10 +1,10 @@
-"""Propagation of placements through a graph: a plan of the layout of each value, and of the redistributions.
+"""Propagate placements through a graph: plan the layout of each value, and the redistributions.
 
 The caller places some values, mostly inputs and weights; `propagate` walks the nodes in order and chooses for each,
-along each axis of the mesh in turn, one strategy of the placement table:
+along one axis of the mesh after the other, one strategy of the placement table:
 
-1. a strategy uses at least one operand in its current layout, gives a result in the layout that is requested, or is
-   whole: nothing is split without a request;
+1. a strategy uses at least one operand in its current layout, computes a result in the requested layout, or is whole:
+nothing is split without a request;
 2. strategies without communication come first, except those whose Partial result is larger than the Partial they read;
 3. then the least projected seconds: of moving the operands along this axis, of the node itself, and of the all-reduce
    that a Partial result will need; the first in the table breaks ties.
@@ -66,20 +66,20 @@ def propagate(
 ) -> Sharding:
     """Return the plan of a model, in a topological order and without local functions, on a mesh.
 
-    Graph inputs and initializers are `placed` from the start, and the result of a node at once; along axes without a
-    name the former are whole, and the latter stay as they come.  An input in `starts` comes in another layout.  Graph
-    outputs are placed at the end; where a Partial is requested, one may be a sum or a mean of terms, which are left to
-    the caller, if no node needs it complete.  `sequences` has the shards of activations that the nodes of sequence
-    parallel regions, by name, read and make; no other node reads these.  The placements are DTensor's
+    Graph inputs and initializers are `placed` from the start, and the result of a node immediately; along axes
+    without a name, inputs are whole and results are unchanged.  An input in `starts` begins in another layout.  Graph
+    outputs are placed at the end.  If a Partial is requested, an output may be a sum or a mean of terms, which are
+    left to the caller, if no node needs it complete.  `sequences` has the shards of activations that the nodes of
+    sequence parallel regions, by name, read and compute; no other node reads these.  The placements are DTensor's
     (docs.pytorch.org/docs/stable/distributed.tensor.html); column- and row-parallel layers (Shoeybi and others 2019,
     arXiv:1909.08053) are ``Shard(1)`` and ``Shard(0)`` on a weight.
 
     Raises
     ------
     InputError
-        Placements that their values cannot have, all of them.
+        If values cannot have their placements; the message lists all of them.
     UnsupportedOpError
-        Nodes with random results that differ between ranks, control flow, or a graph that is already sharded.
+        If random results of nodes would differ between ranks, there is control flow, or the graph is already sharded.
     """
     refuse(model)
     graph = model.graph
@@ -131,7 +131,7 @@ class _Propagation:
         self.nodes = select_nodes(self.reads, model.graph.outputs)
         sources = dict.fromkeys((*model.graph.inputs, *model.graph.initializers.values()))
         self.sources = {v.name or "": layout_of(requests.get(v.name or "", {}), mesh) for v in sources}
-        # Later readers may start from any of a value's layouts; the first one is that of its maker.
+        # Later readers may start from any of a value's layouts; the first is the layout of its producer.
         self.layouts: dict[ir.Value, list[Layout]] = {v: [self.sources[v.name or ""]] for v in sources}
         # A graph output counts as a reader of its value.
         self.readers = Counter[ir.Value | None](model.graph.outputs)
@@ -139,7 +139,7 @@ class _Propagation:
             self.readers.update(set(self.reads[node]))
         self.entries: list[Entry] = []
         self.known: dict[ir.Value, Numbers] = {}
-        # The values that sequence parallel regions read or make in shards, with the axis.
+        # The values that sequence parallel regions read or compute in shards, with the axis.
         self.shards = {
             (value, axis)
             for node in self.nodes
@@ -152,7 +152,7 @@ class _Propagation:
         return self.requests.get(value.name or "", {})
 
     def begin(self, value: ir.Value, start: Layout) -> None:
-        """Redistribute a graph input, which comes in another layout than the requested one."""
+        """Redistribute a graph input that begins in another layout than the requested layout."""
         layout, self.sources[value.name or ""] = self.sources[value.name or ""], start
         self.layouts[value] = [start]
         self._settle(value, layout)
@@ -176,7 +176,7 @@ class _Propagation:
     def end(self, value: ir.Value) -> Layout:
         """Return the layout of a graph output: the requested one, else the last one that is not Partial.
 
-        A requested Partial stays as it is, unless another reader had it reduced already.
+        A requested Partial is unchanged, unless it was already reduced for another reader.
         """
         layouts, layout = self.layouts[value], self.ends.get(value)
         if layout is None:
@@ -228,8 +228,8 @@ class _Propagation:
         paths = [(layout, steps(layout, target)) for layout in layouts if is_reachable(layout, target)]
         if not paths:
             raise InputError(
-                f"{value.name!r} is {text(layouts[0])} and wanted as {text(target)}: a complete value is not "
-                "split into terms; want Replicate() or Shard(dim)"
+                f"{value.name!r} is {text(layouts[0])} and wanted as {text(target)}: a complete value is not"
+                " split into terms; request Replicate() or Shard(dim)"
             )
         priced = [
             (price_steps(path, start, nbytes, self.mesh, self.link), start, path) for start, path in paths
@@ -299,7 +299,7 @@ class _Propagation:
         )
 
     def _reduce_seconds(self, pairs: Iterable[tuple[ir.Value | None, Placement]], axis: int) -> float:
-        """Return the seconds of the all-reduces that Partial values still need, but those left to the caller."""
+        """Return the seconds of the all-reduces that Partial values still need, without those left to the caller."""
         return sum(
             price("AllReduce", value_bytes(type_of(v, self.types)), self.mesh.sizes[axis], self.link).seconds
             for v, p in pairs

@@ -4,16 +4,16 @@
     Partial -> Shard       ReduceScatter    Replicate -> Shard     Slice, without communication
     Shard -> Replicate     AllGather        anything -> Partial    impossible
 
-A collective is one node of our domain, with the pieces of a group's ranks as inputs and outputs, in the order of
-the ranks: `AllReduce(reduction)`, `ReduceScatter(reduction, axis)`, `AllGather(axis)`, `AllToAll(split_axis,
-concat_axis)`.  Terms are added in that order, so sums are reproducible.  Slice is ONNX's own.
+A collective is one node of the domain `ai.dask_ferro`, with the pieces of a group's ranks as inputs and outputs, in
+the order of the ranks: `AllReduce(reduction)`, `ReduceScatter(reduction, axis)`, `AllGather(axis)`,
+`AllToAll(split_axis, concat_axis)`.  Terms are added in that order, so sums are reproducible.  Slice is ONNX's own.
 
 A mesh may have several axes.  Those that split one dimension are nested in their order in the mesh, so they form a
 stack: the last of them is removed first, and none is added before or between others.  A step is along one axis, but
 successive AllGathers of one dimension, and AllReduces, are one collective of all their ranks.
 
-Bytes are those that each rank sends, seconds those of a ring algorithm (Thakur, Rabenseifner and Gropp, "Optimization
-of Collective Communication Operations in MPICH", 2005); both are projections.
+Bytes are the bytes that each rank sends, seconds the projection of a ring algorithm (Thakur, Rabenseifner and Gropp,
+"Optimization of Collective Communication Operations in MPICH", 2005); both are projections.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Mesh:
         wrong = [f"{name!r}: {size!r}" for name, size in self.axes.items() if not is_count(size)]
         if wrong or not self.axes:
             raise InputError(
-                f"a mesh wants axes of 1 rank or more, as in {{'tensor': 4}}; got {', '.join(wrong) or 'none'}"
+                f"a mesh needs axes of 1 rank or more, as in {{'tensor': 4}}; got"
+                f" {', '.join(wrong) or 'none'}"
             )
 
     @property
@@ -122,13 +123,13 @@ class LayoutStep(NamedTuple):
     target: Placement
 
     def after(self, layout: Sequence[Placement]) -> Layout:
-        """Return the layout that it makes of another one."""
+        """Return the layout that it turns another layout into."""
         return tuple(self.target if axis in self.axes else p for axis, p in enumerate(layout))
 
 
 # Along several axes these are the same as one after the other: parts are joined, or terms added, in the order of ranks.
 _ONE_COLLECTIVE = ("AllGather", "AllReduce")
-# Steps that make pieces smaller come first, and steps that make them larger last.
+# Steps that shrink pieces come first, and steps that enlarge them last.
 _ORDER = ("Slice", "ReduceScatter", "AllToAll", "AllReduce", "AllGather")
 
 
@@ -148,7 +149,7 @@ def is_reachable(source: Layout, target: Layout) -> bool:
 
 @lru_cache(4096)
 def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
-    """Return the steps from one layout to another one that it reaches (`is_reachable`)."""
+    """Return the steps from one layout to another that is reachable (`is_reachable`)."""
     now = source
     path: list[LayoutStep] = []
     while differing := [axis for axis, (a, b) in enumerate(zip(now, target, strict=True)) if a != b]:
@@ -157,7 +158,7 @@ def steps(source: Layout, target: Layout) -> tuple[LayoutStep, ...]:
         # `_is_ready` lets it split that dimension again when the axes before it are settled, so none does so twice.
         if not ready:
             ready = [_step(last := _last_later(now, target, differing[0]), now[last], WHOLE)]
-        # Steps that make the parts smaller come first, so that later ones send less.
+        # Steps that shrink the parts come first, so that later steps send less.
         step = min(ready, key=lambda s: _ORDER.index(s.kind))
         now = step.after(now)
         if path and step.kind in _ONE_COLLECTIVE and path[-1]._replace(axes=step.axes) == step:

@@ -1,4 +1,4 @@
-"""Checks of a graph that is sharded, and of the placements that are requested for its values."""
+"""Check a graph before sharding, and the placements that are requested for its values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _faults(node: ir.Node) -> Iterator[str]:
     if bodies(node):
         yield "has bodies; only graphs without control flow are sharded"
     elif node.domain == OWN_DOMAIN and node.op_type in COLLECTIVES:
-        yield "is a collective: the graph is sharded already; shard the one that it was made from"
+        yield "is a collective: the graph is sharded already; shard the original graph"
     # Ranks with the same part have to draw the same numbers, or replicas would differ.
     elif facts_of(node).draws == "always" and "seed" not in node.attributes:
         yield "draws random numbers, different ones on each rank; give it the attribute `seed`"
@@ -72,7 +72,7 @@ def check(
 
 
 def from_front(placement: Placement, rank: int) -> Placement:
-    """Return a placement with its dimension counted from the front; one that it does not have is left as it is."""
+    """Return a placement with its dimension counted from the front; a dimension that does not exist is unchanged."""
     if isinstance(placement, Shard) and -rank <= placement.dim < 0:
         return Shard(placement.dim + rank)
     return placement

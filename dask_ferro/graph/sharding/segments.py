@@ -1,9 +1,9 @@
-"""Segments and buckets of a sharded graph: nodes that run as one task, and collectives that share messages.
+"""Form segments and buckets of a sharded graph: nodes that run as one task, and collectives that share messages.
 
 A *segment* is a set of nodes of one rank that run as one task: the longest chain of collectives before each of them is
 equally long, and the same collective needs them first.  So a collective starts as soon as its operands exist, and
 nodes that it does not need, mostly weight gradients, are computed during the exchange, if they take as long as a task
-does; shorter work, and a transpose or reshape, of which an engine may need no copy, is in the segment of its readers.
+does; shorter work, and a transpose or reshape, which an engine may do without a copy, is in the segment of its readers.
 
     rank 0   [matmul] --> AllReduce --> [relu, matmul] --> AllReduce --> ...
     rank 1   [matmul] ------^                    [dW] -----------------> (nothing waits)
@@ -29,10 +29,11 @@ from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, pl
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
-# A bucket takes no further value from this size on: the wait for its last one would cost more than another collective,
-# which takes about 10 ms where Dask runs it.  Where there are more bytes than for so many buckets, buckets are larger.
+# A bucket of this size gets no further value: the wait for its last value would cost more than another collective,
+# which takes about 10 ms if Dask runs it.  The second number is a maximum of buckets: if there are more bytes,
+# buckets are larger.
 _BUCKET_BYTES, _BUCKETS = 8 * 2**20, 8
-# Work that takes less is no task of its own: a task with its messages takes about 0.2 ms, and its values are kept.
+# Work that takes less is not a task of its own: a task with its messages takes about 0.2 ms, and its values are stored.
 _SHORT_S = 2e-3
 # Nodes whose result has the elements of their input, in another order or shape.
 _LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
@@ -43,7 +44,7 @@ Depth: TypeAlias = tuple[int, int]
 
 
 class RankSegment(NamedTuple):
-    """Nodes of one rank that run as one task, by their positions in the graph, and the values that it reads and makes.
+    """Nodes of one rank that run as one task, by their positions in the graph, and the task's inputs and results.
 
     `before` is the number of the first bucket that needs it; the number of buckets if none does.
     """
@@ -59,8 +60,8 @@ class RankSegment(NamedTuple):
 class Bucket(NamedTuple):
     """Collectives of one kind that share their messages, with the attributes of each.
 
-    `reads` and `makes` have for each rank the values that it sends and receives, one for each collective, and `nbytes`
-    what one rank sends, where a value of unknown shape counts as 0.
+    `reads` and `makes` have for each rank the values that it sends and receives, one for each collective, and
+    `nbytes` is the number of bytes that one rank sends; a value of unknown shape counts as 0.
     """
 
     kind: str
@@ -72,18 +73,20 @@ class Bucket(NamedTuple):
     site: NodePlacement = UNPLACED
 
 
-class Cut(NamedTuple):
+class GraphCut(NamedTuple):
     """The segments and buckets of a sharded graph."""
 
     segments: tuple[RankSegment, ...]
     buckets: tuple[Bucket, ...]
 
 
-def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[float] | None = None) -> Cut:
+def cut_segments(
+    model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[float] | None = None
+) -> GraphCut:
     """Return the segments and buckets of a graph from `spmd.lower`, sorted.
 
-    A bucket takes no further value from `bucket_bytes` on, by default a number for the bytes of all collectives.  With
-    the projected `seconds` of each node, short work that no collective needs is no segment of its own.
+    A bucket of `bucket_bytes` gets no further value; the default depends on the bytes of all collectives.  If the
+    projected `seconds` of each node are passed, short work that no collective needs is not a segment of its own.
     """
     nodes = list(model.graph)
     sites = placements(nodes)
@@ -95,7 +98,7 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     number = {node: i for i, group in enumerate(groups) for node in group}
     first = _first_readers(nodes, number, len(groups))
     if seconds is not None:
-        # What the collectives of its own depth do not need can wait for its readers.
+        # Work that the collectives of its own depth do not need can wait for its readers.
         depth_of = {i: depth[group[0]] for i, group in enumerate(groups)}
         free = [n for n in nodes if n not in number and depth_of.get(first[n]) != depth[n]]
         depth = _delay_short_work(free, first, depth, sites, dict(zip(nodes, seconds, strict=True)))
@@ -106,7 +109,7 @@ def cut(model: ir.Model, *, bucket_bytes: int | None = None, seconds: Sequence[f
     segments = tuple(
         _segment(model, nodes, rank, mine, before, site) for (rank, _, before, site), mine in members.items()
     )
-    return Cut(segments, tuple(_bucket(group, sites[group[0]]) for group in groups))
+    return GraphCut(segments, tuple(_bucket(group, sites[group[0]]) for group in groups))
 
 
 def is_collective(node: ir.Node) -> bool:
@@ -158,7 +161,8 @@ def _fill_buckets(
 ) -> list[list[ir.Node]]:
     """Return the collectives of each bucket, by depth in collectives and then by how early their operands are ready.
 
-    So the gradients of the last layers are exchanged while those of the first are computed, whatever their order.
+    So the gradients of the last layers are exchanged while the gradients of the first are computed, in any order of
+    nodes.
     """
     # The length of the longest chain of nodes before each.
     ready: dict[ir.Node, int] = {}
@@ -200,8 +204,8 @@ def _delay_short_work(
 ) -> dict[ir.Node, Depth]:
     """Return depths with which short work that no collective needs yet runs with its readers.
 
-    `free` has the nodes that may move, in order; of a pipeline's actions none does.  Nodes whose results the caller
-    alone reads run with the last ones of their rank.
+    `free` has the nodes that may move, in order; nodes of a pipeline's actions never move.  Nodes whose results only
+    the caller reads run with the last nodes of their rank.
     """
     at = dict(depth)
     own = [(node, (_rank(node), sites[node])) for node in free if sites[node].action is None]
@@ -215,7 +219,7 @@ def _delay_short_work(
             key = home, depth[node], first[node]
             work[key] = work.get(key, 0.0) + seconds[node]
     for node, home in reversed(own):
-        # A change of placement counts as a collective, so a reader elsewhere comes later.
+        # A change of placement counts as a collective, so a reader in another placement comes later.
         readers = ((at[user][0], at[user][1] - (sites[user] != sites[node])) for user in node.successors())
         if node.op_type in _LAYOUT or work[home, depth[node], first[node]] <= _SHORT_S:
             at[node] = min(readers, default=last.get(home, depth[node]))
@@ -234,11 +238,11 @@ def _segment(
     inputs = [v for v in read if v is not None and v.producer() not in inside and v not in weights]
     # Values that only the segment reads stay in its task and are freed with it.
     outputs = [v for v in results if v in ends or not inside.issuperset(v.consumers())]
-    return RankSegment(rank, tuple(mine), _named(inputs), _named(outputs), before, site)
+    return RankSegment(rank, tuple(mine), _present_names(inputs), _present_names(outputs), before, site)
 
 
-def _named(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
-    """Return the names of values, without operands that are left out."""
+def _present_names(values: Iterable[ir.Value | None]) -> tuple[str, ...]:
+    """Return the names of values, without omitted operands."""
     return tuple(value.name for value in values if value is not None and value.name)
 
 
@@ -250,8 +254,8 @@ def _bucket(group: list[ir.Node], site: NodePlacement) -> Bucket:
         ranks,
         tuple({name: value.value for name, value in node.attributes.items()} for node in group),
         # Values by collective become values by rank.
-        tuple(map(_named, zip(*(node.inputs for node in group), strict=True))),
-        tuple(map(_named, zip(*(node.outputs for node in group), strict=True))),
+        tuple(map(_present_names, zip(*(node.inputs for node in group), strict=True))),
+        tuple(map(_present_names, zip(*(node.outputs for node in group), strict=True))),
         sum(_bytes(node.inputs[0]) for node in group),
         site,
     )

@@ -1,13 +1,14 @@
-"""The plan of a sharding as one graph: each rank's nodes, and the collectives between them.
+"""Write the plan of a sharding as one graph: each rank's nodes, and the collectives between them.
 
 Each rank has a copy of every node of the plan, on that rank's parts; a redistribution is one collective node for each
 group of ranks, or a Slice on each rank.  A value is named `name@layout@rank`, after the lowest rank that has the same
 part, so weights and inputs that several ranks share exist once, unless each rank has a copy.  Attributes that count
-parts of a split dimension (heads, groups) and constant shapes become those of the shard.
+parts of a split dimension (heads, groups) and constant shapes become the shapes of the shard.
 
-The metadata of a node has its rank (`dask_ferro.rank`, of a collective `dask_ferro.ranks`) and the layout of its output
-(`dask_ferro.placement`) beside its earlier entries; a redistribution has the region, and in a pipeline the chunk, of
-the node that made the value.  Nodes that no output needs are left out.  The workers of ranks are decided elsewhere.
+The metadata of a node has its rank (`dask_ferro.rank`, of a collective `dask_ferro.ranks`) and the layout of its
+output (`dask_ferro.placement`) in addition to its earlier entries; a redistribution has the region, and in a pipeline
+the chunk, of the node that computed the value.  Nodes that no output needs are left out.  The workers of ranks are
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ RANK, RANKS = "dask_ferro.rank", "dask_ferro.ranks"
 def lower(plan: Sharding, copied: Collection[str] = ()) -> Spmd:
     """Return the graph in which each rank computes its shards.
 
-    Each rank has its own copy of the inputs and outputs in `copied` where ranks have the same part: parameters that all
-    update are then not sent from the first one to the others.  The model passes `onnx.checker`, imports our domain for
-    the collectives, declares the type of every value, and reads weights only when it is saved or run.
+    Each rank has its own copy of the inputs and outputs in `copied` if ranks have the same part: parameters that all
+    ranks update are then not sent from the first rank to the others.  The model passes `onnx.checker`, imports
+    dask_ferro's domain for the collectives, declares the type of every value, and reads weights only when it is saved
+    or run.
     """
     writer = _RankGraphWriter(plan, frozenset(copied))
     for entry in plan.entries:
@@ -74,7 +76,7 @@ class _RankGraphWriter:
     def finish(self) -> Spmd:
         graph = self.plan.model.graph
         ends = list(zip(graph.outputs, self.plan.outputs, strict=True))
-        # Ranks with the same part of an output share one value, which is computed and kept once.
+        # Ranks with the same part of an output share one value, which is computed and stored once.
         pieces = [tuple(self.pieces[end][rank] for rank in self._holders(*end)) for end in ends]
         outputs = list(dict.fromkeys(chain.from_iterable(pieces)))
         inputs = list(dict.fromkeys(chain.from_iterable(map(self.pieces.__getitem__, self.inputs))))
@@ -124,7 +126,7 @@ class _RankGraphWriter:
         return tuple(self._value(value, layout, rank) for rank in range(self.mesh.ranks))
 
     def _holders(self, value: ir.Value, layout: Layout) -> tuple[int, ...]:
-        """Return for each rank the rank whose part of an input or output it has."""
+        """Return for each rank the rank whose part of an input or output it shares."""
         return tuple(range(self.mesh.ranks)) if value.name in self.copied else holders(layout, self.mesh)
 
     def _constant(self, name: str, array: Array) -> ir.Value:
@@ -141,7 +143,7 @@ class _RankGraphWriter:
         if (tensor := _weight(value)) is not None:
             for rank, piece in pieces.items():
                 index = part(self._shape(value), layout, self.mesh, rank)
-                piece.const_value = _cut(tensor, piece, index)
+                piece.const_value = _slice_weight(tensor, piece, index)
                 self.weights.append(piece)
 
     # Nodes.
@@ -266,7 +268,7 @@ def _weight(value: ir.Value) -> ir.TensorProtocol | None:
     return None if value.is_graph_input() else value.const_value
 
 
-def _cut(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -> ir.TensorProtocol:
+def _slice_weight(tensor: ir.TensorProtocol, piece: ir.Value, index: tuple[slice, ...]) -> ir.TensorProtocol:
     """Return a part of a weight, which is sliced when it is read."""
     if piece.shape is None or piece.shape == tensor.shape:
         return tensor

@@ -1,8 +1,9 @@
-"""Strategies for a node on shards, derived from the labels of its operator.
+"""Derive strategies for a node on shards from the labels of its operator.
 
-A label is split into equal parts of every dimension that has it, and of what attributes count.  A node without labels,
-or with a shape that is not known, is computed whole on each rank, which is always correct.  Strategies are for one axis
-of a mesh, after those of the axes before it; `redistribute` has the costs, and `propagate` chooses.
+A label is split into equal parts of every dimension that has it, and of the things that attributes count.  A node
+without labels, or with a shape that is not known, is computed whole on each rank, which is always correct.
+Strategies are for one axis of a mesh, after the strategies of the axes before it; `redistribute` has the costs, and
+`propagate` chooses.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Parts: TypeAlias = Mapping[str, int]
 
 
 class Strategy(NamedTuple):
-    """A placement for each input and output; `once` has the inputs that rank 0 alone adds, `label` what is split."""
+    """A placement for each input and output; `once` has the inputs that only rank 0 adds, `label` the split label."""
 
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
@@ -67,7 +68,7 @@ def _by_linearity(o: TypedNode, labels: Rule) -> Iterator[Strategy]:
         for reduction in labels.commutes:
             term = Partial(reduction)
             inputs = tuple(term if i in group else WHOLE for i in range(len(o.node.inputs)))
-            # The summand of a mean is added by every rank, that of a sum by one.
+            # Every rank adds the summand of a mean; one rank adds the summand of a sum.
             once = _once(o, labels) if reduction == "sum" else ()
             yield Strategy(inputs, (term,) * len(o.node.outputs), once)
 
@@ -90,7 +91,7 @@ def _divides(o: TypedNode, labels: Rule, label: str, ranks: int) -> bool:
 
 
 def operands(o: TypedNode) -> tuple[ir.Value | None, ...]:
-    """Return the inputs that a node reads; None for one left out, or known from the types (a Reshape's shape)."""
+    """Return the inputs that a node reads; None: omitted, or known from the types (a Reshape's shape)."""
     labels = rule(o)
     skipped = None if labels is None else labels.shape
     if o.node.op_type in ("Shape", "Size") and o.is_known:

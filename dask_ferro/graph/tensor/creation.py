@@ -22,7 +22,7 @@ from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, em
 
 @example("full(2, 7).compute()", "array([7, 7])")
 def full(shape: int | Sequence[int], fill_value: float, *, dtype: DTypeLike = None) -> Tensor:
-    """Return a tensor whose elements are `fill_value`; by default of bool, int64 or float32, as the value is."""
+    """Return a tensor whose elements are `fill_value`; by default of bool, int64 or float32, like the value."""
     value = fill_value if dtype is None else np.asarray(fill_value).astype(dtype_of(dtype).numpy())
     return broadcast_to(value, _sizes(shape, "full"))
 
@@ -30,7 +30,9 @@ def full(shape: int | Sequence[int], fill_value: float, *, dtype: DTypeLike = No
 def _sizes(shape: int | Sequence[int], where_: str) -> tuple[int, ...]:
     numbers = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if not all(isinstance(n, (int, np.integer)) and n >= 0 for n in numbers):
-        wanted = "sizes from 0 on; a named dimension is copied from a tensor that has it, as by zeros_like"
+        wanted = (
+            "sizes of at least 0; a named dimension is copied from a tensor that has it, as in zeros_like"
+        )
         raise InputError(f"{where_}: shape: got {shape!r}, wanted {wanted}")
     return tuple(map(int, numbers))
 
@@ -49,7 +51,7 @@ def ones(shape: int | Sequence[int], *, dtype: DTypeLike = np.float32) -> Tensor
 
 @example("arange(1, 7, 2).compute()", "array([1, 3, 5])")
 def arange(start: float, /, stop: float | None = None, step: float = 1, *, dtype: DTypeLike = None) -> Tensor:
-    """Return numbers from `start` on, `step` apart, up to but not including `stop`; one number is the end, from 0 on.
+    """Return numbers from `start` up to but not including `stop`, `step` apart; a single number is the end, from 0.
 
     The step is not 0, and below 0 to count down.  The dtype is int64 if all numbers are integers, else float32.
     """
@@ -131,9 +133,9 @@ def broadcast_arrays(*arrays: TensorLike) -> list[Tensor]:
 
 @example("meshgrid([1, 2, 3], [10, 20])[1].compute()", "array([[10, 10, 10],\n       [20, 20, 20]])")
 def meshgrid(*arrays: TensorLike, indexing: str = "xy") -> list[Tensor]:
-    """Return coordinates of all points of a grid, one tensor for each of the vectors.
+    """Return the coordinates of all points of a grid, one tensor for each of the vectors.
 
-    With `indexing` "ij" the dimensions are those of the vectors in order; with "xy" the first two are exchanged.
+    If `indexing` is "ij", the dimensions have the order of the vectors; if it is "xy", the first two are exchanged.
     """
     if indexing not in ("xy", "ij"):
         raise InputError(f"meshgrid: indexing: got {indexing!r}, wanted 'xy' or 'ij'")

@@ -18,8 +18,8 @@ from dask_ferro.graph.ir.inference import Dim
 Shape = tuple[Dim, ...]
 
 
-def checked_dim(dim: object, name: str) -> Dim:
-    """Return a dimension of the argument `name`, or raise `InputError` where it is none."""
+def check_dim(dim: object, name: str) -> Dim:
+    """Return a dimension of the argument `name`, or raise `InputError` if it is not a dimension."""
     if dim is None or (isinstance(dim, str) and dim):
         return dim
     try:
@@ -47,7 +47,7 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
         # A name and a number are refused, and so are two names: they may differ at run time.
         known = [dim for dim in dict.fromkeys(dims) if dim is not None and dim != 1]
         if len(known) > 1:
-            listed = " and ".join(map(written, shapes))
+            listed = " and ".join(map(format_shape, shapes))
             raise InputError(
                 f"{where}: shapes {listed} do not broadcast: {known[0]!r} against {known[1]!r}; "
                 "reshape one, or give both dimensions one name"
@@ -56,19 +56,19 @@ def broadcast(shapes: Sequence[Shape], where: str) -> Shape:
     return tuple(result)
 
 
-def written(shape: Sequence[Dim]) -> str:
+def format_shape(shape: Sequence[Dim]) -> str:
     """Return the shape as text for messages: (N, 4, ?)."""
     inside = ", ".join("?" if dim is None else str(dim) for dim in shape)
     return f"({inside},)" if len(shape) == 1 else f"({inside})"
 
 
-def same(a: Dim, b: Dim) -> bool:
+def same_dim(a: Dim, b: Dim) -> bool:
     """Return whether two dimensions can be equal."""
     return a is None or b is None or a == b
 
 
-def alike(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    return len(a) == len(b) and all(map(same, a, b))
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    return len(a) == len(b) and all(map(same_dim, a, b))
 
 
 def axis_of(axis: int, rank: int, where: str) -> int:
@@ -86,7 +86,7 @@ def axes_of(axis: int | Sequence[int] | None, rank: int, where: str) -> tuple[in
     listed = (axis,) if isinstance(axis, int) else tuple(axis)
     axes = tuple(sorted(axis_of(a, rank, where) for a in listed))
     if len(set(axes)) != len(axes):
-        raise InputError(f"{where}: an axis is given twice in {listed}; name each once")
+        raise InputError(f"{where}: an axis occurs twice in {listed}; name each once")
     return axes
 
 
@@ -95,13 +95,13 @@ def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     bad = [d for d in new if d is None or (isinstance(d, int) and d < -1)]
     if bad or list(new).count(-1) > 1:
         raise InputError(f"{where}: {tuple(new)} is not a shape: sizes, names, and at most one -1")
-    # The number of elements is not known, so the new shape is trusted; ONNX checks it at run time.
+    # The number of elements is not known, so the new shape is accepted; ONNX checks it at run time.
     if None in old:
         return tuple(None if d == -1 else d for d in new)
     names_left = Counter(d for d in old if isinstance(d, str))
     names_left.subtract(d for d in new if isinstance(d, str))
     have, want = math.prod(sizes(old)), math.prod(d for d in sizes(new) if d != -1)
-    fault = f"{where}: {written(old)} and {written(new)} have different numbers of elements"
+    fault = f"{where}: {format_shape(old)} and {format_shape(new)} have different numbers of elements"
     if -1 not in new:
         if have != want or any(names_left.values()):
             raise InputError(f"{fault}; use -1 for the dimension that should take the rest")
@@ -113,7 +113,7 @@ def resolve_shape(old: Shape, new: Sequence[Dim], where: str) -> Shape:
     ):
         raise InputError(f"{fault}, whatever the -1 is")
     left = list(names_left.elements())
-    # What the names leave over is a size, or one of the names; the size of a product of names is not known.
+    # The remainder of the names is a size, or one of the names; the size of a product of names is not known.
     rest: Dim = have // want if not left else left[0] if len(left) == 1 and have == want else None
     return tuple(rest if d == -1 else d for d in new)
 

@@ -1,4 +1,4 @@
-"""Dtypes of tensors: as ONNX's, promoted, and the functions of the array-API standard about them."""
+"""Dtypes of tensors: conversion to ONNX's, promotion, and the array-API standard's functions for them."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def _dtype(value: object) -> ir.DataType:
 def result_type(*arrays_and_dtypes: object) -> np.dtype[np.generic]:
     """Return the dtype to which tensors and dtypes promote."""
     if not arrays_and_dtypes:
-        raise InputError("result_type: got nothing; give at least one tensor or dtype")
+        raise InputError("result_type: got nothing; pass at least one tensor or dtype")
     dtypes = list(dict.fromkeys(_dtype(value) for value in arrays_and_dtypes))
     return (dtypes[0] if len(dtypes) == 1 else common_dtype(dtypes, "result_type")).numpy()
 
 
 @example('can_cast("int8", "int16"), ft.can_cast("int64", "int8")', "(True, False)")
 def can_cast(from_: object, to: DTypeLike, /) -> bool:
-    """Return whether every value of a dtype (or of a tensor's) stays what it is in another, by promotion."""
+    """Return whether promotion keeps every value of a dtype (or of a tensor's dtype) unchanged in another dtype."""
     try:
         return result_type(from_, to) == dtype_of(to).numpy()
     except InputError:

@@ -1,7 +1,7 @@
-"""Elementwise functions of tensors under the array-API standard's names: one ONNX node each, or a composition.
+"""Elementwise functions of tensors with the array-API standard's names: one ONNX node each, or a composition.
 
-Most are rows: a name, an operator, what is returned, the arguments of an example, and its result.  Shapes and dtypes
-are checked in `tensor`.
+Most are rows: a name, an operator, a description of the result, the arguments of an example, and the example's
+result.  Shapes and dtypes are checked in `tensor`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dask_ferro.graph.tensor.tensor import (
     numbers,
     of_kind,
     promote,
-    widened,
+    widen,
 )
 
 Unary = Callable[[TensorLike], Tensor]
@@ -86,7 +86,7 @@ def _binary(
     to: str = "",
     **rules: Any,
 ) -> Binary:
-    """Return the function that computes an operator, by the rules of `binary`, or a composition."""
+    """Return the function that computes an operator, with the rules of `binary`, or a composition."""
 
     @row(name, f"{says}, {_BROADCAST}{note}", f"{name}({arguments}).compute(){to}", f"array({shown})")
     def function(x1: TensorLike, x2: TensorLike, /) -> Tensor:
@@ -111,14 +111,14 @@ def _bitwise(name: str, sign: str, op_type: str, logic: str, says: str, shown: s
 
 
 def _log_to(base: int, x: Tensor) -> Tensor:
-    return cast(log(widened(x)) / math.log(base), x.type.dtype)
+    return cast(log(widen(x)) / math.log(base), x.type.dtype)
 
 
 def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
     name = f"bitwise_{direction.lower()}_shift"
     a, b = promote(name, x1, x2)
     dtype = integers(a, name).type.dtype
-    # BitShift takes unsigned integers alone: a signed one is shifted as the unsigned one of its width.
+    # BitShift accepts only unsigned integers: a signed integer is shifted as the unsigned integer of its width.
     wide = ir.DataType[f"U{dtype.name}"] if dtype in SIGNED else dtype
 
     def shifts(x: Tensor) -> Tensor:
@@ -132,10 +132,10 @@ def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
 
 @example("where([True, False], [1, 2], [3, 4]).compute()", "array([1, 4])")
 def where(condition: TensorLike, x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """Return x1 where the condition is true, else x2; all three broadcast."""
+    """Return elements of x1 if the condition is true, else of x2; all three broadcast."""
     mask = asarray(condition)
     if mask.type.dtype != _BOOL:
-        raise InputError(f"where: a condition is of bools, got {mask!r}; compare first")
+        raise InputError(f"where: the condition must be boolean, got {mask!r}; compare first")
     a, b = promote("where", x1, x2)
     return emit("Where", [mask, a, b], broadcast([mask.shape, a.shape, b.shape], "where"), a.type.dtype)
 
@@ -225,7 +225,7 @@ bitwise_right_shift = _binary("bitwise_right_shift", partial(_shift, "RIGHT"),
 def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None = None) -> Tensor:
     """Return x, but not below `min` and not above `max` (numbers, or tensors that broadcast).
 
-    At a bound the gradient is that of x, as in PyTorch; where the bounds cross, the result is `max`.
+    At a bound the gradient belongs to x, as in PyTorch; if the bounds cross, the result is `max`.
     """
     tensor, *bounds = promote("clip", numbers(x, "clip"), *(b for b in (min, max) if b is not None))
     if not bounds:
@@ -239,10 +239,11 @@ def clip(x: TensorLike, /, min: TensorLike | None = None, max: TensorLike | None
     return tensor if high is None else where(tensor > high, high, tensor)
 
 
-# ---- what ONNX lacks, as compositions ----------------------------------------------------------------------------
-# Each neither overflows nor loses the sign of a zero, and has a finite gradient wherever the function has one.
-# Division rounds down, and the remainder has the sign of the divisor, as in Python: x1 == floor_divide(x1, x2) * x2 +
-# remainder(x1, x2).  Integers divided by 0 are an error when the graph runs.
+# ---- compositions of functions that ONNX lacks
+# ---------------------------------------------------------------------------- Each neither overflows nor loses the
+# sign of a zero, and has a finite gradient wherever the function has one. Division rounds down, and the remainder has
+# the sign of the divisor, as in Python: x1 == floor_divide(x1, x2) * x2 + remainder(x1, x2).  Integers divided by 0
+# are an error when the graph runs.
 
 
 @example("log1p([0.0, 1.0]).compute().round(3)", "array([0.   , 0.693], dtype=float32)")
@@ -250,10 +251,11 @@ def log1p(x: TensorLike, /) -> Tensor:
     """Return log(1 + x), elementwise, accurate for tiny x; its gradient is 1 / (1 + x).
 
     ONNX has no such function.  The sum u = 1 + x is rounded, and x - (u - 1) is the exact rounding error: log(u) plus
-    that error over u is Kahan's correction as a sum.  Its derivative is 1 / u; that of Kahan's quotient cancels near 0.
+    that error over u is Kahan's correction as a sum.  Its derivative is 1 / u; the derivative of Kahan's quotient
+    cancels near 0.
     """
     half = floating(x, "log1p")
-    tensor = widened(half)
+    tensor = widen(half)
     total = 1 + tensor
     # Outside, x - (u - 1) would be inf - inf.
     inside = (total > 0) & (total < math.inf)
@@ -269,7 +271,7 @@ def expm1(x: TensorLike, /) -> Tensor:
     the error of u - 1: Kahan's correction as a sum, whose derivative is right too.
     """
     half = floating(x, "expm1")
-    tensor = widened(half)
+    tensor = widen(half)
     # Farther out exp(x) - 1 loses no digits, and the correction may be infinite.
     near = (tensor > -1) & (tensor < 1)
     small = where(near, tensor, 0.0)
@@ -279,9 +281,9 @@ def expm1(x: TensorLike, /) -> Tensor:
 
 
 def _floats(name: str, x1: TensorLike, x2: TensorLike) -> tuple[Tensor, Tensor, ir.DataType]:
-    """Return two tensors of one floating point dtype, in float32 if that is of half precision; and the dtype."""
+    """Return two tensors of one floating point dtype, in float32 if that is half precision; and the dtype."""
     a, b = promote(name, x1, x2)
-    return widened(floating(a, name)), widened(b), a.type.dtype
+    return widen(floating(a, name)), widen(b), a.type.dtype
 
 
 @example("signbit([1.0, -0.0, -2.0]).compute()", "array([False,  True,  True])")
@@ -300,8 +302,8 @@ def copysign(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """
     a, b = promote("copysign", x1, x2)
     size = abs(floating(a, "copysign"))
-    # ONNX Runtime's Where loses the sign of a zero that it takes from its first branch; and it exchanges the branches
-    # of a negated condition, so the opposite of `signbit` is written out.
+    # ONNX Runtime's Where loses the sign of a zero from its first branch; and it exchanges the branches of a negated
+    # condition, so the opposite of `signbit` is written out.
     above = (b > 0) | ((b == 0) & (elementwise("Reciprocal", b) > 0)) | isnan(b)
     return where(above, size, -size)
 
@@ -310,7 +312,7 @@ def copysign(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 def hypot(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return the square root of x1 * x1 + x2 * x2 without overflow, elementwise and with broadcasting.
 
-    It is infinite where one of both is, and its gradient at (0, 0) is 0.
+    It is infinite if x1 or x2 is, and its gradient at (0, 0) is 0.
     """
     a, b, dtype = _floats("hypot", x1, x2)
     a, b = abs(a), abs(b)
@@ -352,7 +354,7 @@ def logaddexp(x1: TensorLike, x2: TensorLike, /) -> Tensor:
 def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return the remainder of x1 / x2 with the sign of x2, elementwise and with broadcasting; `%` of tensors.
 
-    Of floats, a remainder of 0 has the sign of x2 too, and x2 = 0 gives NaN.  The gradient is 1 with respect to x1,
+    For floats, a remainder of 0 has the sign of x2 too, and x2 = 0 gives NaN.  The gradient is 1 with respect to x1,
     and -floor(x1 / x2) with respect to x2.
     """
     a, b = promote("remainder", x1, x2)
@@ -361,7 +363,7 @@ def remainder(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     # ONNX has no floating point Mod but C's, whose result has the dividend's sign.
     rest = binary("Mod", a, b, fmod=1)
     moved = where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
-    # Differences, since an exact 0 of either sign has to become that of the divisor with gradient 1.
+    # Differences, since an exact 0 of either sign has to become the divisor's 0 with gradient 1.
     zero = _zero(moved)
     return where(b >= 0, zero - (-moved), -(zero - moved))
 
@@ -374,23 +376,23 @@ def _zero(like: Tensor) -> Tensor:
 def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """Return x1 / x2 rounded down, elementwise and with broadcasting; `//` of tensors.
 
-    Of floats it is the largest whole number not above the exact quotient (1.0 // 0.1 is 9.0, as 0.1 is stored a little
-    above a tenth), and x2 = 0 gives infinity, or NaN.  The gradient is 0.
+    For floats it is the largest whole number not above the exact quotient (1.0 // 0.1 is 9.0, because 0.1 is stored
+    as a little more than a tenth), and x2 = 0 gives infinity, or NaN.  The gradient is 0.
     """
     a, b = promote("floor_divide", x1, x2)
     quotient = binary("Div", numbers(a, "floor_divide"), b)
     if a.type.dtype in UNSIGNED:
         return quotient
     if not a.is_floating:
-        # ONNX truncates, which is one too high where the quotient is negative and not exact.
+        # ONNX truncates, which is one too high if the quotient is negative and not exact.
         rest = a - quotient * b
         return quotient - cast((rest != 0) & ((rest < 0) != (b < 0)), a.type.dtype)
     # An exact multiple of the divisor is divided, so that rounding lifts no quotient over a whole number.
     whole = round((a - remainder(a, b)) / b)
-    # A finite number over an infinite one is a hair from 0, on either side of it.
+    # A finite number over an infinite number is just above or below 0.
     beside = where((a != 0) & ((a < 0) != (b < 0)), -1.0, _zero(a))
     result = where((b == 0) | ~isfinite(quotient), quotient, where(isfinite(b), whole, beside))
-    # Zeros in the second branch, without a negated condition: see `copysign`.
+    # Zeros are in the second branch, without a negated condition: see `copysign`.
     return where((result < 0) | (result > 0) | isnan(result), result, copysign(result, quotient))
 
 

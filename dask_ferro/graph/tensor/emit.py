@@ -1,10 +1,10 @@
-"""Export of tensors as an `onnx_ir.Model`.
+"""Export tensors as an `onnx_ir.Model`.
 
     tensors -> the nodes they need, sorted -> equal ones merged -> values with names -> Model
 
-Given names are kept; all other names are made of region, op and a count, so the same calls give the same model.
-Equal nodes of one region are merged (autodiff writes some terms twice); nodes of different regions are not, since
-they may run on different workers.
+Users' names are kept; all other names consist of region, op and a count, so the same calls give the same model. Equal
+nodes of one region are merged (autodiff writes some terms twice); nodes of different regions are not, since they may
+run on different workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.model.self_contained import CHECKED, write
+from dask_ferro.graph.model.self_contained import CHECKED_KEY, write
 from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -47,9 +47,9 @@ def build(
     """Return the model that computes `outputs`, with the data of its inputs.
 
     A mapping names the model's outputs; otherwise they are y, or y_0, y_1 and so on.  Arguments or constants of
-    `inputs` become the first inputs of the model, in this order: a constant given here is an input bound to its value
+    `inputs` become the first inputs of the model, in this order: a constant among them is an input bound to its value
     (a parameter in training); other constants are weights.  All other arguments that the outputs depend on follow.
-    `names` are those of computed values that are no outputs; a tensor has its first name.
+    `names` are names of computed values that are not outputs; a tensor has its first name.
     """
     ends = _by_name(outputs)
     order = _origins(ends.values())
@@ -71,7 +71,7 @@ def build(
     imports = [onnx.helper.make_opsetid("", opsets[""])]
     ir_version = max(_EARLIEST_IR, int(onnx.helper.find_min_ir_version_for(imports)))
     model = ir.Model(graph, ir_version=ir_version, producer_name="dask_ferro")
-    model.meta[CHECKED] = True
+    model.meta[CHECKED_KEY] = True
     data = {
         str(value.name): source.data if source.tensor is None else source.tensor.numpy()
         for value, source in zip(entries, arguments, strict=True)
@@ -106,13 +106,13 @@ def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "te
 def save_onnx(outputs: Any, path: str | os.PathLike[str], *, inputs: Sequence[Tensor] = ()) -> None:
     """Write a file that computes `outputs` in any ONNX engine.
 
-    If the weights take a gigabyte or more they are written beside the model, to `path` + ".data". Weights of an
-    imported model are written too: its own file is not needed any more, and may be overwritten.
+    Weights of a gigabyte or more are written to a separate file, `path` + ".data". Weights of an imported model are
+    written too: its own file is not needed any more, and may be overwritten.
 
     Parameters
     ----------
-    outputs : Tensor, sequence or mapping of Tensor, or what has a model
-        Tensors as `to_model` takes them, with `inputs`.  A model is written unchanged, and a graph with its plan
+    outputs : Tensor, sequence or mapping of Tensor, or an object with a model
+        Tensors as in `to_model`, with `inputs`.  A model is written unchanged, and a graph with its plan
         (`ff.apply_plan`) together with the plan, which `ff.apply_plan` reads.
     path : path
     inputs : sequence of Tensor, optional
@@ -128,7 +128,7 @@ def save_onnx(outputs: Any, path: str | os.PathLike[str], *, inputs: Sequence[Te
     if not isinstance(model, ir.Model):
         model = to_model(outputs, inputs)
     elif inputs:
-        raise InputError("save_onnx: a model has its inputs already; give `inputs` with tensors alone")
+        raise InputError("save_onnx: a model already has its inputs; pass `inputs` only with tensors")
     write(model, os.fspath(path), "save_onnx")
 
 
@@ -144,7 +144,7 @@ def _by_name(outputs: Outputs) -> dict[str, Tensor]:
     return tensors
 
 
-def reached(tensors: Iterable[Tensor]) -> list[Node]:
+def reachable_nodes(tensors: Iterable[Tensor]) -> list[Node]:
     """Return the nodes that `tensors` depend on, in a topological order."""
     return [origin for origin in _origins(tensors) if isinstance(origin, Node)]
 
@@ -187,7 +187,7 @@ class _Writer:
         self.values: dict[tuple[int, int], ir.Value] = {}
         self.nodes: list[ir.Node] = []
         self.weights: list[ir.Value] = []
-        # Names of values are unique in ONNX; those of nodes are separate.
+        # Names of values are unique in ONNX; names of nodes are separate.
         self._value_names = set(outputs)
         self._node_names: set[str] = set()
         self._counts: Counter[str] = Counter()

@@ -1,15 +1,15 @@
-"""Import of an `onnx_ir.Model` as tensors, for fine-tuning, a loss, or a larger graph.
+"""Import an `onnx_ir.Model` as tensors, for fine-tuning, a loss, or a larger graph.
 
-    model --read--> Readable: one form of each operator, types --record--> tensors, as often as they are asked for
+    model --read--> Readable: one form of each operator, types --record--> tensors, as often as requested
 
 Nodes keep their names, attributes and regions, and weights are not copied.  ONNX's converter first raises a model older
 than opset 18, so that all later passes see one form of each operator.  Only dimension names of the model's inputs are
 kept; a name that inference made up becomes an unknown dimension.
 
-Nodes and constants of a model are written for its own dtype.  Where some tensors are of half precision in its place,
-matrix products and convolutions, which engines add up in float32, are computed in it, and all other nodes in the
-model's dtype: variances, masks of -3e38 and an epsilon of 1e-12 are nothing for half precision.
-Source: Micikevicius et al., "Mixed precision training" (2018), section 3.3.
+Nodes and constants of a model are written for its own dtype.  If some tensors are half precision instead, matrix
+products and convolutions, which engines add up in float32, are computed in it, and all other nodes in the model's
+dtype: variances, masks of -3e38 and an epsilon of 1e-12 do not fit half precision.  Source: Micikevicius et al.,
+"Mixed precision training" (2018), section 3.3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES, takes
 from dask_ferro.graph.ir.inference import Dim, ValueType
 from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import bodies, uses
-from dask_ferro.graph.tensor.dims import alike, written
+from dask_ferro.graph.tensor.dims import format_shape, same_shape
 from dask_ferro.graph.tensor.tensor import (
     OPSET,
     Node,
@@ -45,7 +45,7 @@ WIDE = ARITHMETIC_FLOATS - HALVES
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
-class Imported(NamedTuple):
+class ModelTensors(NamedTuple):
     """A model as tensors, by the names of its values."""
 
     inputs: dict[str, Tensor]
@@ -66,18 +66,18 @@ class Readable(NamedTuple):
         return [str(v.name) for v in graph.inputs if v.name not in graph.initializers]
 
 
-def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> Imported:
-    """Return a loaded model's inputs, weights and outputs as tensors; `inputs` are tensors in place of its own.
+def from_model(model: ir.Model, inputs: Mapping[str, Tensor] | None = None) -> ModelTensors:
+    """Return a loaded model's inputs, weights and outputs as tensors; `inputs` are tensors instead of its own inputs.
 
-    Raises `InputError` for an input that the model does not have, or a tensor of another dtype or shape; and
-    `UnsupportedOpError` for a value that is not a tensor of known rank, control flow, or an opset that cannot be
+    Raises `InputError` if the model does not have an input, or a tensor has another dtype or shape, and
+    `UnsupportedOpError` if a value is not a tensor of known rank, there is control flow, or the opset cannot be
     raised.
     """
-    return record(read(model), inputs)
+    return record(to_readable(model), inputs)
 
 
-def read(model: ir.Model) -> Readable:
-    """Return a model in the form that `record` takes."""
+def to_readable(model: ir.Model) -> Readable:
+    """Return a model in the form for `record`."""
     raised = _raise_opset(model)
     return Readable(raised, inference.infer(raised))
 
@@ -86,7 +86,7 @@ def constant(readable: Readable, name: str) -> Tensor:
     """Return an initializer as a constant, whose data are not copied."""
     type_ = _tensor_type(readable.types[name], {})
     if type_ is None:
-        raise UnsupportedOpError("cannot read the model as tensors", [f"weight {name!r} is no tensor"])
+        raise UnsupportedOpError("cannot read the model as tensors", [f"weight {name!r} is not a tensor"])
     return Tensor(TensorSource(type_, name, readable.model.graph.initializers[name].const_value), 0, type_)
 
 
@@ -96,16 +96,16 @@ def record(
     *,
     weights: Mapping[str, Tensor] | None = None,
     outputs: Sequence[str] | None = None,
-) -> Imported:
+) -> ModelTensors:
     """Return a model's inputs, weights and outputs as tensors.
 
-    `inputs` and `weights` are tensors in place of the model's own; all others become arguments and constants.  The
-    `outputs` are the values to compute, without what only other values need; by default those of the model, with all of
-    its inputs.
+    `inputs` and `weights` are tensors instead of the model's own; all others become arguments and constants.  The
+    `outputs` are the values to compute; nodes that only other values need are left out.  Default: the model's
+    outputs, with all of its inputs.
     """
     graph, replaced, own = readable.model.graph, inputs or {}, weights or {}
     ends = [str(v.name) for v in graph.outputs] if outputs is None else list(outputs)
-    nodes, needed = needed_by(graph, ends)
+    nodes, needed = find_needed(graph, ends)
     entries = [name for name in readable.inputs if outputs is None or name in needed]
     half = _half(readable.types, {**replaced, **own})
     names = _dimensions(entries, readable.types, replaced, half)
@@ -132,10 +132,10 @@ def record(
             known[str(node.outputs[0].name)] = asarray(node.attributes["value"].as_tensor())
         else:
             known.update(_outputs(node, known, types, readable.model.opset_imports, half))
-    return Imported(arguments, constants, {name: known[name] for name in ends})
+    return ModelTensors(arguments, constants, {name: known[name] for name in ends})
 
 
-def needed_by(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[str]]:
+def find_needed(graph: ir.Graph, ends: Sequence[str]) -> tuple[list[ir.Node], set[str]]:
     """Return the nodes of a sorted graph that some values need, in order, and the names of all values around them."""
     nodes, needed = [], set(ends)
     for node in reversed(graph):
@@ -162,7 +162,7 @@ def _raise_opset(model: ir.Model) -> ir.Model:
         stored = model.graph.initializers.get(name)
         if stored is not None:
             value.const_value = stored.const_value
-    # It drops regions too, and the names of nodes that it adapts: those are known by what they compute.
+    # It drops regions too, and the names of nodes that it adapts: the values that they compute identify these.
     by_name = {node.name: node for node in model.graph}
     makers = {node.outputs[0].name: node for node in model.graph if node.outputs}
     for node in raised.graph:
@@ -179,22 +179,22 @@ def _dimensions(
     tensors: Mapping[str, Tensor],
     half: ir.DataType | None,
 ) -> dict[str, Dim]:
-    """Return the dimension for each dimension name of the model's inputs, in place of which `tensors` are read."""
+    """Return the dimension for each dimension name of the model's inputs, which `tensors` replace."""
     unknown = sorted(set(tensors) - set(entries))
     if unknown:
         raise InputError(f"from_model: the model has no input {unknown[0]!r}; its inputs are {entries}")
     names: dict[str, Dim] = {}
-    # Tensors given by the caller take precedence in the meaning of a name.
+    # Tensors from the caller take precedence in the meaning of a name.
     for name in sorted(entries, key=lambda name: name not in tensors):
         type_, tensor = types[name], tensors.get(name)
         declared = type_.shape or ()
         if tensor is not None:
             known = [dim if isinstance(dim, int) else None for dim in declared]
-            fits = type_.shape is None or alike(known, tensor.shape)
+            fits = type_.shape is None or same_shape(known, tensor.shape)
             dtypes = {type_.dtype, half} if type_.dtype in WIDE else {type_.dtype}
             if tensor.type.dtype not in dtypes or not fits:
                 dtype = type_.dtype.numpy().name if type_.dtype is not None else "unknown"
-                shape = "(...)" if type_.shape is None else written(declared)
+                shape = "(...)" if type_.shape is None else format_shape(declared)
                 raise InputError(f"from_model: input {name!r} is {dtype}{shape}, got {tensor!r}")
         meant = tensor.shape if tensor is not None and type_.shape is not None else declared
         for dim, new in zip(declared, meant, strict=True):
@@ -215,14 +215,15 @@ def _tensor_type(type_: ValueType, names: Mapping[str, Dim]) -> TensorType | Non
 def _refuse(nodes: Sequence[ir.Node], entries: Sequence[str], typed: Mapping[str, TensorType | None]) -> None:
     unknown = [name for name in entries if typed[name] is None]
     problems = [
-        f"input {name!r} has no known dtype and rank; export the model with a shape for it, whose open axes have names"
+        f"input {name!r} has no known dtype and rank; export the model with a shape for it, whose open axes"
+        " have names"
         for name in unknown
     ]
     bodied = [node for node in nodes if bodies(node)]
     problems += [
         f"node {node.name!r} ({node.op_type}) has a body; cut the model before it" for node in bodied
     ]
-    # What depends on an input of unknown shape is unknown too, and says nothing more.
+    # A value that depends on an input of unknown shape is unknown too, and adds no information.
     problems += [
         f"{name!r} is not a tensor of known dtype and rank; declare it, or cut the model before it"
         for name, type_ in typed.items()
@@ -252,7 +253,7 @@ def _outputs(
         if node.op_type in _PRODUCTS and takes(domain, node.op_type, opset, narrow):
             dtypes = narrow
             results = tuple(t._replace(dtype=half) if t and t.dtype in WIDE else t for t in results)
-        with regions.written_in(region):
+        with regions.set_region(region):
             pairs = zip(inputs, dtypes, strict=True)
             inputs = tuple(cast(x, dtype) if x is not None and dtype is not None else x for x, dtype in pairs)
     attributes, name = dict(node.attributes), node.name or None
@@ -262,7 +263,7 @@ def _outputs(
 
 
 def _half(types: Mapping[str, ValueType], tensors: Mapping[str, Tensor]) -> ir.DataType | None:
-    """Return the one half precision that tensors have in place of a wider dtype, if any."""
+    """Return the one half precision that tensors have instead of a wider dtype, if any."""
     pairs = [(x.type.dtype, types[name].dtype) for name, x in tensors.items() if name in types]
     halves = {dtype for dtype, own in pairs if dtype in HALVES and own in WIDE}
     if len(halves) > 1:

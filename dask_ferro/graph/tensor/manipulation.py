@@ -1,7 +1,7 @@
-"""Functions of tensors that move elements: shapes, joining and cutting, taking, repetition; and copies of a form.
+"""Functions of tensors that move elements: shapes, joining and cutting, taking, repetition, and copies of a form.
 
-Known sizes are written into the graph as constants.  A size that is only named is left open where ONNX can do that
-(0 and -1 in a Reshape); elsewhere a Shape node reads it at run time.
+Known sizes are written into the graph as constants.  A size that is only named is left open if ONNX can do that (0
+and -1 in a Reshape); otherwise a Shape node reads it at run time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dask_ferro.graph.ir.dtypes import INDEX
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import (
     Shape,
-    alike,
     axes_of,
     axis_of,
     broadcast,
     cut_size,
+    format_shape,
     is_static,
     resolve_shape,
-    same,
+    same_dim,
+    same_shape,
     sizes,
-    written,
 )  # fmt: skip
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
 from dask_ferro.graph.tensor.rows import example
@@ -70,15 +70,15 @@ def _replace_dim(shape: Shape, axis: int, *dims: Dim) -> Shape:
 def concat(arrays: Sequence[TensorLike], /, *, axis: int | None = 0) -> Tensor:
     """Return the tensors joined along an axis; all their other dimensions agree.  None joins them flat."""
     if not arrays:
-        raise InputError("concat: there is nothing to join; give at least one tensor")
+        raise InputError("concat: there is nothing to join; pass at least one tensor")
     parts = promote("concat", *arrays)
     if axis is None:
         parts, axis = tuple(reshape(x, (-1,)) for x in parts), 0
     at = axis_of(axis, parts[0].ndim, "concat")
     others = [_replace_dim(part.shape, at, 1) for part in parts]
-    if not all(alike(others[0], shape) for shape in others):
-        listed = ", ".join(written(part.shape) for part in parts)
-        raise InputError(f"concat: shapes differ beside the axis: {listed}")
+    if not all(same_shape(others[0], shape) for shape in others):
+        listed = ", ".join(format_shape(part.shape) for part in parts)
+        raise InputError(f"concat: shapes differ in other dimensions than the axis: {listed}")
     along = [part.shape[at] for part in parts]
     known = [next((dim for dim in dims if dim is not None), None) for dims in zip(*others, strict=True)]
     known[at] = sum(sizes(along)) if is_static(along) else None
@@ -90,10 +90,11 @@ def split(x: TensorLike, lengths: Sequence[int], /, *, axis: int = 0) -> tuple[T
     """Return pieces of the given lengths along an axis; the sum of the lengths is the size of the dimension."""
     tensor, at = on_axis(x, axis, "split")
     if any(length < 0 for length in lengths):
-        raise InputError(f"split: lengths: got {list(lengths)}, wanted whole numbers from 0 on")
-    if not same(tensor.shape[at], sum(lengths)):
+        raise InputError(f"split: lengths: got {list(lengths)}, wanted whole numbers of at least 0")
+    if not same_dim(tensor.shape[at], sum(lengths)):
         raise InputError(
-            f"split: lengths {list(lengths)} do not add up to the {tensor.shape[at]!r} of dimension {at} of {tensor!r}"
+            f"split: lengths {list(lengths)} do not add up to the {tensor.shape[at]!r} of dimension {at} of"
+            f" {tensor!r}"
         )
     types = [TensorType(tensor.type.dtype, _replace_dim(tensor.shape, at, length)) for length in lengths]
     return emit_all("Split", [tensor, ints(lengths)], types, axis=at)
@@ -116,7 +117,7 @@ def scalar_size(x: Tensor, axis: int, dtype: ir.DataType) -> int | Tensor:
 
 
 def _sizes_of(shape: Sequence[Dim], x: Tensor, where: str) -> Tensor:
-    """Return `shape` as an int64 vector; named dimensions are read from those of `x`."""
+    """Return `shape` as an int64 vector; named dimensions are read from the dimensions of `x`."""
     if is_static(shape):
         return ints(sizes(shape))
     places: dict[Dim, int] = {dim: i for i, dim in enumerate(x.shape) if dim is not None}
@@ -147,7 +148,7 @@ def reshape(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
 
 
 def fold(x: Tensor, pattern: Sequence[int]) -> Tensor:
-    """Return `x` in the shape of ONNX's pattern: 0 keeps the dimension at its place, and -1 takes what is left."""
+    """Return `x` in the shape of ONNX's pattern: 0 keeps the dimension at its place, and -1 takes the remainder."""
     left = [dim for i, dim in enumerate(x.shape) if i >= len(pattern) or pattern[i] != 0]
     rest = math.prod(sizes(left)) // math.prod(n for n in pattern if n > 0) if is_static(left) else None
     shape = (x.shape[i] if n == 0 else rest if n == -1 else n for i, n in enumerate(pattern))
@@ -169,7 +170,9 @@ def broadcast_to(x: TensorLike, /, shape: Sequence[int | str]) -> Tensor:
     """Return `x` broadcast to `shape`: repeated along dimensions of size 1, with new ones in front."""
     tensor, new = asarray(x), tuple(shape)
     if broadcast([tensor.shape, new], "broadcast_to") != new:
-        raise InputError(f"broadcast_to: {written(tensor.shape)} does not broadcast to {written(new)}")
+        raise InputError(
+            f"broadcast_to: {format_shape(tensor.shape)} does not broadcast to {format_shape(new)}"
+        )
     if new == tensor.shape:
         return tensor
     own = (1,) * (len(new) - tensor.ndim) + tensor.shape
@@ -249,7 +252,7 @@ def squeeze(x: TensorLike, /, axis: int | Sequence[int]) -> Tensor:
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "squeeze")
     for i in axes:
-        if not same(tensor.shape[i], 1):
+        if not same_dim(tensor.shape[i], 1):
             raise InputError(f"squeeze: dimension {i} of {tensor!r} is {tensor.shape[i]!r}, not 1")
     shape = tuple(dim for i, dim in enumerate(tensor.shape) if i not in axes)
     return emit("Squeeze", [tensor, ints(axes)], shape) if axes else tensor
@@ -266,10 +269,10 @@ def flip(x: TensorLike, /, *, axis: int | Sequence[int] | None = None) -> Tensor
     """Return the elements in reverse order along the axes; None means all of them."""
     tensor = asarray(x)
     axes = axes_of(axis, tensor.ndim, "flip")
-    return sliced(tensor, {i: slice(None, None, -1) for i in axes})
+    return slice_dims(tensor, {i: slice(None, None, -1) for i in axes})
 
 
-def sliced(x: Tensor, cuts: dict[int, slice]) -> Tensor:
+def slice_dims(x: Tensor, cuts: dict[int, slice]) -> Tensor:
     """Return `x` with a slice along each of some dimensions, by number."""
     cuts = {axis: cut for axis, cut in cuts.items() if cut != slice(None)}
     if not cuts:
@@ -298,11 +301,11 @@ def getitem(x: Tensor, index: Any) -> Tensor:
         return take(x, index, axis=0)
     items = _without_ellipsis(index if isinstance(index, tuple) else (index,), x)
     by_axis = [item for item in items if item is not None]
-    cuts = {axis: _cut(x, axis, item) for axis, item in enumerate(by_axis)}
+    cuts = {axis: _to_slice(x, axis, item) for axis, item in enumerate(by_axis)}
     dropped = [axis for axis, item in enumerate(by_axis) if not isinstance(item, slice)]
     left = [item for item in items if item is None or isinstance(item, slice)]
     new = [position for position, item in enumerate(left) if item is None]
-    return expand_dims(squeeze(sliced(x, cuts), dropped), axis=new)
+    return expand_dims(squeeze(slice_dims(x, cuts), dropped), axis=new)
 
 
 def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
@@ -314,7 +317,7 @@ def _without_ellipsis(items: tuple[Any, ...], x: Tensor) -> list[Any]:
     return [*items[:at], *[slice(None)] * (x.ndim - used), *items[at + 1 :]]
 
 
-def _cut(x: Tensor, axis: int, item: Any) -> slice:
+def _to_slice(x: Tensor, axis: int, item: Any) -> slice:
     if isinstance(item, slice):
         if item.step == 0:
             raise InputError(f"index: a slice of {x!r} has step 0")
@@ -336,7 +339,8 @@ checked_indices = partial(of_kind, INDEX, "int32 or int64 indices")
 def take(x: TensorLike, indices: TensorLike, /, *, axis: int = 0) -> Tensor:
     """Return the slices of `x` along an axis at `indices`, whose dimensions replace the axis.
 
-    Indices are int32 or int64 of any shape; negative ones count from the back.  The engine refuses those out of bounds.
+    Indices are int32 or int64 of any shape; negative ones count from the back.  The engine refuses indices out of
+    bounds.
     """
     (tensor, at), at_indices = on_axis(x, axis, "take"), checked_indices(indices, "take")
     shape = _replace_dim(tensor.shape, at, *at_indices.shape)
@@ -353,10 +357,10 @@ def take_along_axis(x: TensorLike, indices: TensorLike, /, *, axis: int = -1) ->
         on_axis(x, axis, "take_along_axis"),
         checked_indices(indices, "take_along_axis"),
     )
-    if not alike(_replace_dim(tensor.shape, at, None), at_indices.shape):
+    if not same_shape(_replace_dim(tensor.shape, at, None), at_indices.shape):
         raise InputError(
-            f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} but for axis {at}; "
-            "use take to index whole slices"
+            f"take_along_axis: indices: got {at_indices!r}, wanted the shape of {tensor!r} except axis"
+            f" {at}; use take to index whole slices"
         )
     return emit("GatherElements", [tensor, at_indices], at_indices.shape, axis=at)
 
@@ -401,10 +405,10 @@ def count_up(end: int | Tensor, dim: Dim) -> Tensor:
 
 @example("tile([1, 2], (2, 2)).compute()", "array([[1, 2, 1, 2],\n       [1, 2, 1, 2]])")
 def tile(x: TensorLike, repetitions: Sequence[int], /) -> Tensor:
-    """Return `x` repeated as a whole, so many times along each dimension; missing dimensions are added in front."""
+    """Return `x` repeated as a whole, `repetitions` times along each dimension; missing ones are added in front."""
     tensor, counts = asarray(x), [operator.index(n) for n in repetitions]
     if any(n < 0 for n in counts):
-        raise InputError(f"tile: repetitions: got {tuple(repetitions)}, wanted whole numbers from 0 on")
+        raise InputError(f"tile: repetitions: got {tuple(repetitions)}, wanted whole numbers of at least 0")
     tensor = expand_dims(tensor, axis=list(range(len(counts) - tensor.ndim)))
     counts = [1] * (tensor.ndim - len(counts)) + counts
     if set(counts) <= {1}:
@@ -424,7 +428,7 @@ def repeat(x: TensorLike, repeats: int | Sequence[int] | Tensor, /, *, axis: int
     tensor, at = on_axis(reshape(x, (-1,)) if axis is None else x, axis or 0, "repeat")
     counts = constant_of(repeats) if isinstance(repeats, Tensor) else np.asarray(repeats)
     if counts is None or counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
-        raise InputError(f"repeat: repeats: got {repeats!r}, wanted constant whole numbers from 0 on")
+        raise InputError(f"repeat: repeats: got {repeats!r}, wanted constant whole numbers of at least 0")
     if not counts.ndim:
         columns = expand_dims(positions(tensor, at), axis=1)
         return take(tensor, reshape(tile(columns, (1, int(counts.item()))), (-1,)), axis=at)
@@ -437,7 +441,7 @@ def repeat(x: TensorLike, repeats: int | Sequence[int] | Tensor, /, *, axis: int
 
 @example("roll([1, 2, 3], 1).compute()", "array([3, 1, 2])")
 def roll(x: TensorLike, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None) -> Tensor:
-    """Return `x` with its elements moved by `shift` places towards the end; those that leave come in at the front.
+    """Return `x` with its elements moved by `shift` places towards the end; elements that leave return at the front.
 
     A shift below 0 moves towards the start.  There is one shift for each axis; without an axis `x` is rolled as if it
     were flat.
@@ -462,7 +466,7 @@ def _roll(x: Tensor, by: int, axis: int) -> Tensor:
     cut = size - by % size if size else 0
     if cut in (0, size):
         return x
-    return concat([sliced(x, {axis: slice(cut, None)}), sliced(x, {axis: slice(0, cut)})], axis=axis)
+    return concat([slice_dims(x, {axis: slice(cut, None)}), slice_dims(x, {axis: slice(0, cut)})], axis=axis)
 
 
 @example("unstack([[1, 2], [3, 4]])", "(<Tensor Squeeze: int64(2,)>, <Tensor Squeeze: int64(2,)>)")

@@ -6,8 +6,7 @@
 Nothing is updated in place and no state is kept here: a step is array math like the loss, and is sharded, sent and
 saved with it.  A training step is one model, whose outputs are its next inputs.
 
-Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.  What does not fit raises
-`InputError`.
+Gradients and state have the keys and the shapes of the parameters; nothing broadcasts.  A mismatch raises `InputError`.
 
 Examples
 --------
@@ -30,10 +29,10 @@ import numpy as np
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.dims import is_static, sizes, written
+from dask_ferro.graph.tensor.dims import format_shape, is_static, sizes
 from dask_ferro.graph.tensor.namespace import sqrt
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, widen
 
 Rate = float | Tensor
 State = Mapping[str, Tree]
@@ -56,7 +55,7 @@ class SGD:
     lr : float or Tensor, optional
         Learning rate; a scalar tensor if it changes from step to step.
     momentum : float, optional
-        From 0 (none, and no state) to 1.
+        Momentum from 0 (none, and no state) to 1.
     weight_decay : float, optional
         The factor of the parameter that is added to its gradient.
     nesterov : bool, optional
@@ -83,24 +82,26 @@ class SGD:
         _check("weight_decay", self.weight_decay)
         _check("momentum", self.momentum, below=1)
         if self.nesterov and not self.momentum:
-            raise InputError("SGD: nesterov without momentum; give a momentum")
+            raise InputError("SGD: nesterov without momentum; set a momentum")
 
     def init(self, params: Tree) -> State:
         """Return zero velocities, one for each parameter; nothing without momentum."""
-        return {"velocity": pytree.mapped(_zeros, params)} if self.momentum else {}
+        return {"velocity": pytree.map_leaves(_zeros, params)} if self.momentum else {}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
         """Return parameters and state after one step, in the form of those before it."""
         parts = _state_of("SGD", params, grads, state, ["velocity"] if self.momentum else [])
         if self.weight_decay:
-            grads = pytree.mapped(lambda w, g: g + self.weight_decay * w, params, grads)
+            grads = pytree.map_leaves(lambda w, g: g + self.weight_decay * w, params, grads)
         if not self.momentum:
-            return pytree.mapped(self._move, params, grads), {}
-        velocity = pytree.mapped(lambda v, g: self.momentum * v + g, parts["velocity"], grads)
+            return pytree.map_leaves(self._move, params, grads), {}
+        velocity = pytree.map_leaves(lambda v, g: self.momentum * v + g, parts["velocity"], grads)
         ahead = (
-            pytree.mapped(lambda v, g: g + self.momentum * v, velocity, grads) if self.nesterov else velocity
+            pytree.map_leaves(lambda v, g: g + self.momentum * v, velocity, grads)
+            if self.nesterov
+            else velocity
         )
-        return pytree.mapped(self._move, params, ahead), {"velocity": velocity}
+        return pytree.map_leaves(self._move, params, ahead), {"velocity": velocity}
 
     def _move(self, w: Tensor, direction: Tensor) -> Tensor:
         return w - _rate(self.lr, w) * direction
@@ -119,7 +120,7 @@ class Adam:
     eps : float, optional
         Added to the root of the mean of g^2.
     weight_decay : float, optional
-        The factor of the parameter that is added to its gradient, as in PyTorch; `AdamW` subtracts it apart.
+        The factor of the parameter that is added to its gradient, as in PyTorch; `AdamW` subtracts it separately.
 
     Notes
     -----
@@ -154,7 +155,7 @@ class Adam:
     def init(self, params: Tree) -> State:
         """Return zero moments for each parameter, and a step count (float32: exact up to 16 million)."""
         step = asarray(np.zeros((), np.float32))
-        mean, square = (pytree.mapped(lambda w: _zeros(widened(w)), params) for _ in range(2))
+        mean, square = (pytree.map_leaves(lambda w: _zeros(widen(w)), params) for _ in range(2))
         return {"step": step, "mean": mean, "square": square}
 
     def step(self, params: Tree, grads: Tree, state: State) -> tuple[Tree, State]:
@@ -163,16 +164,16 @@ class Adam:
         # The count is a tensor, so that one graph serves every step.
         (b1, b2), count = self.betas, parts["step"] + 1.0
         decay = 0.0 if self._is_decoupled else self.weight_decay
-        grads = pytree.mapped(
-            lambda w, g: widened(g) + decay * widened(w) if decay else widened(g), params, grads
+        grads = pytree.map_leaves(
+            lambda w, g: widen(g) + decay * widen(w) if decay else widen(g), params, grads
         )
-        means = pytree.mapped(lambda m, g: b1 * m + (1 - b1) * g, parts["mean"], grads)
-        squares = pytree.mapped(lambda v, g: b2 * v + (1 - b2) * (g * g), parts["square"], grads)
-        after = pytree.mapped(lambda w, m, v: self._move(w, m, v, count), params, means, squares)
+        means = pytree.map_leaves(lambda m, g: b1 * m + (1 - b1) * g, parts["mean"], grads)
+        squares = pytree.map_leaves(lambda v, g: b2 * v + (1 - b2) * (g * g), parts["square"], grads)
+        after = pytree.map_leaves(lambda w, m, v: self._move(w, m, v, count), params, means, squares)
         return after, {"step": count, "mean": means, "square": squares}
 
     def _move(self, w: Tensor, mean: Tensor, square: Tensor, count: Tensor) -> Tensor:
-        wide = widened(w)
+        wide = widen(w)
         (b1, b2), t, rate = self.betas, cast(count, wide.type.dtype), _rate(self.lr, wide)
         # Epsilon is added outside the root, as PyTorch does.
         root = sqrt(square / (1 - b2**t)) + self.eps
@@ -184,7 +185,7 @@ class Adam:
 class AdamW(Adam):
     """`Adam` with decoupled weight decay: lr * weight_decay * w is subtracted from the parameter w.
 
-    Parameters are those of `Adam`; the weight decay is 0.01 if left out (arXiv:1711.05101).
+    Parameters are the same as in `Adam`; the default weight decay is 0.01 (arXiv:1711.05101).
 
     Examples
     --------
@@ -213,20 +214,22 @@ def _rate(rate: Rate, w: Tensor) -> Rate:
 def _state_of(
     optimizer: str, params: Tree, grads: Tree, state: State, names: Sequence[str]
 ) -> dict[str, Tree]:
-    """Return these parts of the state; they and the gradients, but for the count, have to be like the parameters."""
+    """Return these parts of the state; they and the gradients, except the count, have to be like the parameters."""
     if missing := [name for name in names if name not in state]:
-        wanted = "begin with state = optimizer.init(params), and go on with the state that each step returns"
+        wanted = (
+            "begin with state = optimizer.init(params), and continue with the state that each step returns"
+        )
         raise InputError(f"{optimizer}: state: got {sorted(state)}, without {missing}; {wanted}")
     parts = {name: state[name] for name in names}
     for label, tree in {"grads": grads, **parts}.items():
         for path, (w, x) in pytree.rows(params, tree) if label != "step" else ():
             if w.shape != x.shape:
-                got = f"got {written(x.shape)}, wanted {written(w.shape)}, the parameter's shape"
-                raise InputError(f"{label} {pytree.named(path)}: {got}")
+                got = f"got {format_shape(x.shape)}, wanted {format_shape(w.shape)}, the parameter's shape"
+                raise InputError(f"{label} {pytree.format_path(path)}: {got}")
     return parts
 
 
 def _check(name: str, value: Rate, below: float = math.inf) -> None:
     if not isinstance(value, Tensor) and not 0 <= value < below:
-        wanted = "a number from 0 on" if below == math.inf else f"a number from 0 to below {below}"
+        wanted = "a number of at least 0" if below == math.inf else f"a number from 0 to below {below}"
         raise InputError(f"{name}: got {value!r}, wanted {wanted}")

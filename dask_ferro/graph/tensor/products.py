@@ -6,7 +6,7 @@ import string
 from collections.abc import Sequence
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.tensor.dims import alike, axis_of, broadcast, same, written
+from dask_ferro.graph.tensor.dims import axis_of, broadcast, format_shape, same_dim, same_shape
 from dask_ferro.graph.tensor.manipulation import expand_dims, moveaxis, squeeze
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit, promote
@@ -14,14 +14,15 @@ from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, emit, promote
 
 @example("matmul([[1, 2], [3, 4]], [1, 1]).compute()", "array([3, 7])")
 def matmul(x1: TensorLike, x2: TensorLike, /) -> Tensor:
-    """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the rest broadcasts."""
+    """Return the matrix product over the last dimension of `x1` and the last but one of `x2`; the others broadcast."""
     a, b = promote("matmul", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
         raise InputError(f"matmul: {a!r} @ {b!r}: a scalar has no rows; use *")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
-    if not same(a.shape[-1], inner):
+    if not same_dim(a.shape[-1], inner):
         raise InputError(
-            f"matmul: {written(a.shape)} @ {written(b.shape)}: {a.shape[-1]!r} columns do not match {inner!r} rows"
+            f"matmul: {format_shape(a.shape)} @ {format_shape(b.shape)}: {a.shape[-1]!r} columns do not match"
+            f" {inner!r} rows"
         )
     batch = broadcast([a.shape[:-2], b.shape[:-2]], "matmul")
     return emit("MatMul", [a, b], (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.ndim > 1 else ())))
@@ -56,7 +57,7 @@ def tensordot(x1: TensorLike, x2: TensorLike, /, *, axes: int | Sequence[Sequenc
     left = [axis_of(i, a.ndim, "tensordot") for i in axes[0]]
     right = [axis_of(i, b.ndim, "tensordot") for i in axes[1]]
     sides = [a.shape[i] for i in left], [b.shape[i] for i in right]
-    if len(set(left)) != len(left) or len(set(right)) != len(right) or not alike(*sides):
+    if len(set(left)) != len(left) or len(set(right)) != len(right) or not same_shape(*sides):
         raise InputError(
             f"tensordot: axes: got {left} of {a!r} and {right} of {b!r}, wanted pairs of one size"
         )

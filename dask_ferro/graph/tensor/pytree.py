@@ -18,7 +18,7 @@ Path = tuple[Any, ...]
 
 
 def paths(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the leaves of a tree, in order, each with its path; what is neither a sequence nor a mapping is a leaf."""
+    """Yield the leaves of a tree, in order, each with its path; anything except a sequence or a mapping is a leaf."""
     if isinstance(tree, Mapping) or (isinstance(tree, Sequence) and not isinstance(tree, str)):
         for key, part in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from paths(part, (*path, key))
@@ -32,7 +32,7 @@ def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
 
 
 def like(tree: Tree, values: Iterable[Any]) -> Tree:
-    """Return the tree with `values` in place of its leaves, in order; named tuples keep their types."""
+    """Return the tree with its leaves replaced by `values`, in order; named tuples keep their types."""
     left = iter(values)
     if isinstance(tree, Mapping):
         return {key: like(part, left) for key, part in tree.items()}
@@ -42,7 +42,7 @@ def like(tree: Tree, values: Iterable[Any]) -> Tree:
     return next(left)
 
 
-def mapped(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+def map_leaves(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Return the tree of `fn(leaf, *leaves of the other trees at the same path)`."""
     return like(tree, [fn(*row) for _, row in rows(tree, *others)])
 
@@ -53,12 +53,12 @@ def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:
     for column in columns[1:]:
         if odd := [path for path in (*columns[0], *column) if (path in columns[0]) != (path in column)]:
             counts = f"{len(columns[0])} and {len(column)} tensors do not match"
-            listed = ", ".join(map(named, odd[:3])) + (", ..." if len(odd) > 3 else "")
-            raise InputError(f"trees: {counts}: {listed} is in one only; give both the same keys")
+            listed = ", ".join(map(format_path, odd[:3])) + (", ..." if len(odd) > 3 else "")
+            raise InputError(f"trees: {counts}: {listed} is only in one of them; both need the same keys")
     return [(path, tuple(map(itemgetter(path), columns))) for path in columns[0]]
 
 
-def named(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a path as text, such as "['layer1'][0]"."""
     return "".join(f"[{key!r}]" for key in path) or "the only tensor"
 

@@ -1,4 +1,4 @@
-"""Examples of functions, and functions that a factory makes of the rows of a table.
+"""Add examples to functions, and document functions that a factory creates from the rows of a table.
 
 The example of a docstring is written in the line above the function.  A factory and its rows are in one module, where
 doctest looks for the functions; `docs/rows.py` makes pages of them.
@@ -14,7 +14,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def example(call: str, shown: str) -> Callable[[_F], _F]:
-    """Return a decorator that appends an example to a docstring: what `ft.` and `call` print."""
+    """Return a decorator that appends an example to a docstring: the call `ft.` + `call`, and its output."""
 
     def with_example(function: _F) -> _F:
         text = inspect.cleandoc(function.__doc__ or "")
@@ -35,7 +35,7 @@ def example(call: str, shown: str) -> Callable[[_F], _F]:
 
 
 def row(name: str, says: str, call: str, shown: str) -> Callable[[_F], _F]:
-    """Return a decorator that names a function that a factory makes of a row, and documents it by what it returns."""
+    """Return a decorator that names a factory's function of a row and documents its result."""
 
     def named(function: _F) -> _F:
         function.__name__ = function.__qualname__ = name

@@ -1,4 +1,4 @@
-"""Reductions, cumulative sums, counting, sorting and searching, under the array-API standard's names.
+"""Reductions, cumulative sums, counting, sorting and searching, with the array-API standard's names.
 
 Integers narrower than 64 bits are summed in 64, as the standard asks.  An empty tuple of axes reduces nothing.
 Functions whose result has a size that depends on values (`nonzero`, `unique_values`) are left out: shapes are known
@@ -34,14 +34,14 @@ from dask_ferro.graph.tensor.tensor import (
     floating,
     numbers,
     promote,
-    widened,
+    widen,
 )  # fmt: skip
 
 Axis = int | Sequence[int] | None
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 
 
-def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
+def reduce_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
     ones = [1 if i in axes else dim for i, dim in enumerate(shape)]
     return tuple(dim for i, dim in enumerate(ones) if keepdims or i not in axes)
 
@@ -49,12 +49,12 @@ def reduced_shape(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
 def reduce(op_type: str, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """Return the output of a node that reduces over `axis`; `x` itself without an axis to reduce over."""
     axes = axes_of(axis, x.ndim, op_type)
-    shape = reduced_shape(x.shape, axes, keepdims)
+    shape = reduce_shape(x.shape, axes, keepdims)
     return emit(op_type, [x, xp.ints(axes)], shape, keepdims=int(keepdims)) if axes else x
 
 
 def _summable(x: TensorLike, where: str, dtype: DTypeLike = None) -> Tensor:
-    """Return numbers in the dtype to sum them in; by default integers of 64 bits, and floats as they are."""
+    """Return numbers in the dtype to sum them in; by default integers of 64 bits, and floats unchanged."""
     if dtype is not None:
         return numbers(cast(asarray(x), dtype_of(dtype)), where)
     tensor = numbers(x, where)
@@ -112,7 +112,7 @@ def std(x: TensorLike, /, *, axis: Axis = None, correction: float = 0.0, keepdim
 
 def _wide_var(x: Tensor, axis: Axis, correction: float, keepdims: bool) -> Tensor:
     """Return the variance, in float32 if `x` has half precision: float16 overflows at 256 squared."""
-    wide = widened(x)
+    wide = widen(x)
     # Two passes: the mean of squares minus the square of the mean cancels for large means.
     centred = wide - mean(wide, axis=axis, keepdims=True)
     variance = mean(centred * centred, axis=axis, keepdims=keepdims)
@@ -137,9 +137,9 @@ def count_over(x: Tensor, axes: Sequence[int], dtype: ir.DataType) -> Tensor:
 
 
 def root(x: Tensor) -> Tensor:
-    """Return the root of non-negative numbers with gradient 0 at 0, as a norm has it; a root's own is infinite."""
+    """Return the root of non-negative numbers with gradient 0 at 0, like a norm's; a root's own is infinite."""
     zero = x == 0
-    # The root gets no 0: where() alone would still multiply an infinite gradient by 0, which is NaN.
+    # The root gets no 0: a where() would not suffice, since it multiplies an infinite gradient by 0, which is NaN.
     above = where(zero, 1.0, x)
     return where(zero, 0.0, emit("Sqrt", [above], x.shape))
 
@@ -161,7 +161,7 @@ def _arg(op_type: str, x: Tensor, axis: int | None, keepdims: bool) -> Tensor:
         place = _arg(op_type, xp.reshape(x, (-1,)), 0, keepdims)
         return xp.reshape(place, (1,) * x.ndim) if keepdims else place
     at = axis_of(axis, x.ndim, op_type)
-    shape = reduced_shape(x.shape, [at], keepdims)
+    shape = reduce_shape(x.shape, [at], keepdims)
     return emit(op_type, [x], shape, ir.DataType.INT64, axis=at, keepdims=int(keepdims))
 
 
@@ -171,7 +171,7 @@ def cumulative_sum(
 ) -> Tensor:
     """Return the cumulative sums along an axis, which may be left out for a vector; computed in `dtype`.
 
-    With `include_initial` the sum of nothing, 0, comes first, and the axis is longer by one.
+    If `include_initial` is true, the sum of nothing, 0, comes first, and the axis is longer by one.
     """
     return _cumulate("CumSum", _summable(x, "cumulative_sum", dtype), axis, 0 if include_initial else None)
 
@@ -180,7 +180,7 @@ def cumulative_sum(
 def cumulative_prod(
     x: TensorLike, /, *, axis: int | None = None, dtype: DTypeLike = None, include_initial: bool = False
 ) -> Tensor:
-    """Return the cumulative products along an axis; parameters are those of `cumulative_sum`, with 1 for nothing."""
+    """Return the cumulative products along an axis; parameters are the same as in `cumulative_sum` (empty: 1)."""
     tensor = _summable(x, "cumulative_prod", dtype)
     return _cumulate("CumProd", tensor, axis, 1 if include_initial else None, opset=26)
 
@@ -192,7 +192,7 @@ def _cumulate(op_type: str, x: Tensor, axis: int | None, initial: int | None, op
     results = emit(op_type, [x, asarray(np.int64(at))], x.shape, opset=opset)
     if initial is None:
         return results
-    # A sum over the axis has the size of the first slice, also where no element is there.
+    # A sum over the axis has the size of the first slice, even if there are no elements.
     first = xp.expand_dims(reduce("ReduceSum", x, at, keepdims=False), axis=at)
     return xp.concat([xp.full_like(first, initial), results], axis=at)
 
@@ -214,13 +214,13 @@ def count_nonzero(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False
 
 @example("any([[0, 0], [0, 4]], axis=1).compute()", "array([False,  True])")
 def any(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether at least one element over `axis` is true, or not 0; false of none."""
+    """Return whether at least one element over `axis` is true, or not 0; false for no elements."""
     return count_nonzero(x, axis=axis, keepdims=keepdims) > 0
 
 
 @example("all([[1, 0], [3, 4]], axis=1).compute()", "array([False,  True])")
 def all(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return whether all elements over `axis` are true, or not 0; true of none."""
+    """Return whether all elements over `axis` are true, or not 0; true for no elements."""
     return count_nonzero(logical_not(_is_true(x)), axis=axis, keepdims=keepdims) == 0
 
 
@@ -228,7 +228,7 @@ def all(x: TensorLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tenso
 def sort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the elements in order along an axis; the place of NaN depends on the engine.
 
-    The gradient of each sorted element goes to where it came from.
+    The gradient of each sorted element goes to its original position.
     """
     return _sort(x, axis, descending, "sort")[0]
 
@@ -242,7 +242,7 @@ def argsort(x: TensorLike, /, *, axis: int = -1, descending: bool = False, stabl
 def _sort(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Tensor, Tensor]:
     tensor, at = xp.on_axis(numbers(x, where), axis, where)
     types = [tensor.type, TensorType(_INT64, tensor.shape)]
-    # TopK of all elements: of equal ones it takes that of the lower index first, so it is stable.
+    # TopK of all elements: among equal elements the one of the lower index comes first, so it is stable.
     values, places = emit_all(
         "TopK", [tensor, xp.size_of(tensor, at)], types, axis=at, largest=int(descending), sorted=1
     )
@@ -253,7 +253,7 @@ def _sort(x: TensorLike, axis: int, descending: bool, where: str) -> tuple[Tenso
 def searchsorted(
     x1: TensorLike, x2: TensorLike, /, *, side: str = "left", sorter: TensorLike | None = None
 ) -> Tensor:
-    """Return the int64 places in a sorted vector x1 before which the elements of x2 would keep it sorted.
+    """Return the int64 places in a sorted vector x1 before which the elements of x2 can be inserted to keep it sorted.
 
     `side` is "left" or "right": whether equal elements of x1 are behind the place, or before it.  `sorter` are indices
     that sort x1.  Every element is compared with the whole vector: time and memory are the product of both sizes.
@@ -270,7 +270,7 @@ def searchsorted(
 
 @example("isin([1, 2, 3], [3, 1]).compute()", "array([ True, False,  True])")
 def isin(x1: TensorLike, x2: TensorLike, /, *, invert: bool = False) -> Tensor:
-    """Return whether each element of `x1` is among those of `x2` (or, inverted, is not).
+    """Return whether each element of `x1` is among the elements of `x2` (or, inverted, is not).
 
     Every element is compared with all of `x2`: time and memory are the product of both sizes.
     """
@@ -294,11 +294,11 @@ def diff(
     tensor = numbers(xp.concat(parts, axis=axis) if len(parts) > 1 else parts[0], "diff")
     at = axis_of(axis, tensor.ndim, "diff")
     if not isinstance(n, int) or n < 0:
-        raise InputError(f"diff: n: got {n!r}, wanted a whole number from 0 on")
+        raise InputError(f"diff: n: got {n!r}, wanted a whole number of at least 0")
     for _ in range(n):
         # A dimension of size 0 has no last element, and its differences are none.
-        before_last = tensor if tensor.shape[at] == 0 else xp.sliced(tensor, {at: slice(None, -1)})
-        tensor = xp.sliced(tensor, {at: slice(1, None)}) - before_last
+        before_last = tensor if tensor.shape[at] == 0 else xp.slice_dims(tensor, {at: slice(None, -1)})
+        tensor = xp.slice_dims(tensor, {at: slice(1, None)}) - before_last
     return tensor
 
 

@@ -7,8 +7,8 @@
 A tensor has a dtype, a shape and an origin: an argument, a constant, or an output of a recorded node.  References
 point backwards only, so unused tensors are freed; the values of an `onnx_ir` graph would keep all their consumers
 alive, and so every batch that a training loop ever fed.  Dtypes and shapes are checked while the graph is written;
-names of dimensions ("N") are kept.  The functions are in the modules beside this one, `namespace` gathers them, and
-`emit` makes the model.  Nothing is computed here.
+names of dimensions ("N") are kept.  The functions are in the other modules of this package, `namespace` gathers them,
+and `emit` writes the model.  Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, INTEGER, since, takes
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, ARITHMETIC_FLOATS, HALVES, INTEGER, first_cast_opset, takes
 from dask_ferro.graph.ir.inference import Dim
-from dask_ferro.graph.tensor.dims import Shape, broadcast, checked_dim, is_static, sizes, written
+from dask_ferro.graph.tensor.dims import Shape, broadcast, check_dim, format_shape, is_static, sizes
 from dask_ferro.graph.tensor.dtypes import DTypeLike as DTypeLike
 from dask_ferro.graph.tensor.dtypes import common_dtype, dtype_of
 from dask_ferro.graph.tensor.rows import example
 
 # The opset of recorded nodes; newer operators state their own.
 OPSET = 21
-# Operators that are computed in float32 for half precision: those that combine many numbers (in bfloat16, 256 + 1 is
-# 256), and those of several steps, each of which an engine would round.
+# Operators that are computed in float32 for half precision: they combine many numbers (in bfloat16, 256 + 1 is 256),
+# or have several steps, each of which an engine would round.
 _WIDE = frozenset({
     "BatchNormalization", "CumProd", "CumSum", "Gelu", "LayerNormalization", "LogSoftmax", "RMSNormalization",
     "ReduceL1", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum", "Sigmoid", "Softmax", "Softplus",
@@ -49,12 +49,12 @@ Scalar = bool | int | float
 # Arguments of functions of tensors; dask arrays are array-like too.
 TensorLike: TypeAlias = "Tensor | npt.ArrayLike | ir.TensorProtocol"
 
-# What returns a tensor's values: the floor above that has workers adds it.
+# The function that returns a tensor's values; the layer with workers, `lower`, installs it.
 _evaluators: list[Callable[..., Any]] = []
 
 
-def evaluated_by(function: Callable[..., Any]) -> None:
-    """Let a function return the values of tensors, from a tensor and the arguments of its `compute`."""
+def set_evaluator(function: Callable[..., Any]) -> None:
+    """Install the function that returns values, from a tensor and the arguments of its `compute`."""
     _evaluators.append(function)
 
 
@@ -120,9 +120,9 @@ class Node:
 class Tensor:
     """A lazy array: named operations and Python's operators on it record ONNX nodes.
 
-    Follows the array-API standard (2024.12) in names, broadcasting and promotion. Made by `argument`,
-    `asarray` and functions of tensors. Python scalars take the dtype of the tensor beside them.  Every operation and
-    function raises `InputError` at once for dtypes, shapes, axes and settings that do not fit, and says which do.
+    Follows the array-API standard (2024.12) in names, broadcasting and promotion. Created by `input`, `asarray` and
+    functions of tensors. A Python scalar takes the dtype of the other operand.  Every operation and function
+    immediately raises `InputError` if dtypes, shapes, axes or settings do not fit; the message states which do.
 
     Examples
     --------
@@ -176,14 +176,14 @@ class Tensor:
         return _evaluators[-1](self, inputs, **kwargs)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        # Methods call functions of modules that import this one, so this import is late: the one circle there is.
+        # Methods call functions of modules that import this one, so this import is late: it is the only circle.
         from dask_ferro.graph.tensor import namespace
 
         return namespace
 
     def __repr__(self) -> str:
         label = self.origin.op_type if isinstance(self.origin, Node) else self.origin.name or "constant"
-        return f"<Tensor {label}: {self.dtype.name}{written(self.shape)}>"
+        return f"<Tensor {label}: {self.dtype.name}{format_shape(self.shape)}>"
 
     # Conversions to values are refused.
 
@@ -269,8 +269,8 @@ def input(name: str, shape: Sequence[Dim], dtype: DTypeLike = np.float32, *, dat
         The default value of the input, such as a numpy or dask array; it is kept and never read.
     """
     if not isinstance(name, str) or not name:
-        raise InputError(f"input: a name is a string that is not empty, got {name!r}")
-    dims = tuple(checked_dim(dim, name) for dim in shape)
+        raise InputError(f"input: the name must be a non-empty string, got {name!r}")
+    dims = tuple(check_dim(dim, name) for dim in shape)
     type_ = TensorType(dtype_of(dtype), dims)
     return Tensor(TensorSource(type_, name, data=data), 0, type_)
 
@@ -282,9 +282,9 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
     Parameters
     ----------
     values : array_like, onnx_ir tensor, dask array or Tensor
-        An array is not copied: leave it unchanged. A dask array becomes an argument that is bound to it.
+        An array is not copied, so do not change it later. A dask array becomes an argument that is bound to it.
     dtype : dtype, optional
-        The dtype of `values` if left out; Python floats are float32.  `InputError` if ONNX does not have it.
+        By default the dtype of `values`; Python floats are float32.  `InputError` if ONNX does not have it.
     name : str, optional
         The name of the weight in the model.
     """
@@ -292,14 +292,14 @@ def asarray(values: TensorLike, dtype: DTypeLike = None, *, name: str | None = N
         return values if dtype is None else cast(values, dtype_of(dtype))
     if hasattr(values, "__dask_graph__"):
         lazy: Any = values
-        return bound_to(lazy if dtype is None else lazy.astype(dtype), name)
+        return bind_argument(lazy if dtype is None else lazy.astype(dtype), name)
     is_onnx = isinstance(values, ir.TensorProtocol) and not isinstance(values, np.ndarray)
     tensor: ir.TensorProtocol = values if is_onnx else _to_onnx(values, dtype)  # type: ignore[assignment]  # of the check above
     type_ = TensorType(tensor.dtype, tuple(int(n) for n in tensor.shape.numpy()))
     return Tensor(TensorSource(type_, name, tensor), 0, type_)
 
 
-def bound_to(array: Any, name: str | None = None) -> Tensor:
+def bind_argument(array: Any, name: str | None = None) -> Tensor:
     # dask gives an unknown chunk size as NaN.
     dims = tuple(None if math.isnan(n) else int(n) for n in array.shape)
     type_ = TensorType(dtype_of(array.dtype), dims)
@@ -308,7 +308,7 @@ def bound_to(array: Any, name: str | None = None) -> Tensor:
 
 def _to_onnx(values: Any, dtype: Any) -> ir.TensorProtocol:
     array = np.asarray(values, dtype)
-    # A list of Python floats has no dtype; an array of float64 was made so on purpose.
+    # A list of Python floats has no dtype; an array of float64 has its dtype on purpose.
     if dtype is None and array.dtype == np.float64 and not isinstance(values, (np.ndarray, np.generic)):
         array = array.astype(np.float32)
     return ir.Tensor(array, dtype=dtype_of(array.dtype))
@@ -333,12 +333,13 @@ def emit_all(
 ) -> tuple[Tensor, ...]:
     """Return a new node's outputs, of unchecked types.
 
-    Half precision is computed in float32, and rounded once, by `_WIDE` and where ONNX lacks the operator in it.
+    Half precision is computed in float32 and rounded once for operators in `_WIDE`, or if ONNX lacks the operator in
+    it.
     """
     dtypes = [None if x is None else x.type.dtype for x in inputs]
     if not HALVES.isdisjoint(dtypes) and (op_type in _WIDE or not takes("", op_type, opset, dtypes)):
         wide = [t._replace(dtype=ir.DataType.FLOAT) if t.dtype in HALVES else t for t in types]
-        wide_inputs = [x if x is None else widened(x) for x in inputs]
+        wide_inputs = [x if x is None else widen(x) for x in inputs]
         outputs = emit_all(op_type, wide_inputs, wide, opset=opset, **attributes)
         return tuple(cast(y, type_.dtype) for y, type_ in zip(outputs, types, strict=True))
     attributes = {name: value for name, value in attributes.items() if value is not None}
@@ -353,7 +354,7 @@ def emit(
     dtype: ir.DataType | None = None,
     **attributes: Any,
 ) -> Tensor:
-    """Return the only output of a new node; its dtype is that of the first input if none is given."""
+    """Return the only output of a new node; its default dtype is the first input's."""
     if dtype is None and inputs[0] is not None:
         dtype = inputs[0].type.dtype
     assert dtype is not None
@@ -367,7 +368,7 @@ def elementwise(op_type: str, x: Tensor, dtype: ir.DataType | None = None, **att
 def of_kind(
     dtypes: Set[ir.DataType], kind: str, x: TensorLike, where: str, remedy: str = "use astype"
 ) -> Tensor:
-    """Return `x` as a tensor, or raise `InputError` if its dtype is none of those that `where` takes."""
+    """Return `x` as a tensor, or raise `InputError` if `where` does not accept its dtype."""
     tensor = asarray(x)
     if tensor.type.dtype not in dtypes:
         raise InputError(f"{where}: takes {kind}, got {tensor!r}; {remedy}")
@@ -398,7 +399,7 @@ def binary(
 
 
 def promote(where: str, *values: TensorLike) -> tuple[Tensor, ...]:
-    """Return the values as tensors of one dtype, by the array-API standard's rules."""
+    """Return the values as tensors of one dtype, according to the array-API standard's rules."""
     tensors: list[Tensor | Scalar] = [v if _is_scalar(v) else asarray(v) for v in values]
     # In order, so that messages do not depend on hashes.
     dtypes = list(dict.fromkeys(t.type.dtype for t in tensors if isinstance(t, Tensor)))
@@ -423,10 +424,10 @@ def cast(x: Tensor, dtype: ir.DataType) -> Tensor:
     """Return `x` in `dtype`; `x` itself if it has that dtype."""
     if x.type.dtype == dtype:
         return x
-    opset = max(OPSET, since(dtype), since(x.type.dtype))
+    opset = max(OPSET, first_cast_opset(dtype), first_cast_opset(x.type.dtype))
     return elementwise("Cast", x, dtype, to=int(dtype), opset=opset)
 
 
-def widened(x: Tensor) -> Tensor:
-    """Return `x` in float32 if it is of half precision, for squares, sums and small differences."""
+def widen(x: Tensor) -> Tensor:
+    """Return `x` in float32 if it is half precision, for squares, sums and small differences."""
     return cast(x, ir.DataType.FLOAT) if x.type.dtype in HALVES else x

@@ -1,10 +1,10 @@
 """`TrainableModel`: a loaded model as a pure function of its inputs and of named parameters.
 
-    load("m.onnx") -> model;  model(x, params=params) -> tensors;  model.save("tuned.onnx", params=tuned)
+    load_onnx("m.onnx") -> model    model(x, params=params) -> tensors    model.save("tuned.onnx", params=tuned)
 
-A model holds no state: weights that a call is not given are constants, as the file has them, and stay where they are.
-Weights have the names of the file.  A weight of floating point numbers is a parameter, unless `_weight` has a reason
-against it.  The full name of a scalar or of a folded constant trains it all the same; a pattern does not reach it.
+A model holds no state: weights that a call does not pass are constants with the file's values and stay in the file.
+Weights have the names of the file.  A floating point weight is a parameter, unless `_weight` has a reason against it.
+The full name of a scalar or of a folded constant trains it nevertheless; a pattern does not match it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES
 from dask_ferro.graph.model.load import Loaded
 from dask_ferro.graph.model.original import Original
-from dask_ferro.graph.tensor.dims import sizes, written
-from dask_ferro.graph.tensor.from_model import WIDE, Readable, constant, needed_by, read, record
-from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, bound_to, constant_of
+from dask_ferro.graph.tensor.dims import format_shape, sizes
+from dask_ferro.graph.tensor.from_model import WIDE, Readable, constant, find_needed, record, to_readable
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, bind_argument, constant_of
 from dask_ferro.words import few
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
@@ -42,7 +42,7 @@ Inputs: TypeAlias = Value | Sequence[Value] | Mapping[str, Value]
 Patterns: TypeAlias = str | Sequence[str]
 
 _Places = Mapping[str, tuple[int, ...]]
-# Inputs by operator that are no parameters, by the reason why.
+# Inputs by operator that are not parameters, by the reason why.
 _CONSTANT_INPUTS: Mapping[str, _Places] = {
     "a statistic of BatchNormalization, a constant of the exported model": {"BatchNormalization": (3, 4)},
     "a setting of an operator": {
@@ -55,14 +55,15 @@ _LAYER_INPUTS: _Places = {
     "MatMul": (0, 1), "PRelu": (1,), "Gemm": (0, 1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2),
     "LSTM": (1, 2, 3), "GRU": (1, 2, 3), "RNN": (1, 2, 3),
 }  # fmt: skip
-# What PyTorch's exporters call values that they computed: folded constants, and weights that they transposed or merged.
-_COUNTED = re.compile(r"(onnx::\w+?_\d+|val_\d+|.*_output_\d+|\d+)")
+# Names that PyTorch's exporters use for values that they computed: folded constants, and weights that they transposed
+# or merged.
+_EXPORTER_NAME = re.compile(r"(onnx::\w+?_\d+|val_\d+|.*_output_\d+|\d+)")
 # Names that a message lists: a network has hundreds.
-_SHOWN = 3
+_MAX_NAMES = 3
 
 
 class Weight(NamedTuple):
-    """A weight of a model's file, with the reason why it is no parameter ("" if it is one).
+    """A weight of a model's file, with the reason why it is not a parameter ("" if it is one).
 
     `is_trainable` is whether its full name trains it, whatever the reason.
     """
@@ -74,18 +75,19 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainableModel:
-    """A loaded model as a pure function of its inputs and of named parameters.  Made by `load`.
+    """A loaded model as a pure function of its inputs and of named parameters.  Created by `load_onnx`.
 
-    Methods raise `InputError` for names, dtypes or shapes that do not fit, all of them at once, with what fits.
+    Methods raise `InputError` if names, dtypes or shapes do not fit; the message lists all mismatches and the correct
+    ones.
 
     Attributes
     ----------
     name : str
-        Of the file or graph.
+        Name of the file or graph.
     inputs, outputs, values : mapping
-        Name to dtype and shape, of what the model reads, returns and computes in between.
+        Name to dtype and shape of the inputs, the outputs and all computed values.
     weights : mapping
-        Name in the file to dtype, shape, and why the weight is no parameter.
+        Name in the file to dtype, shape, and the reason why the weight is not a parameter.
 
     Examples
     --------
@@ -116,14 +118,14 @@ class TrainableModel:
 
     @property
     def values(self) -> dict[str, TensorType]:
-        """The dtypes and shapes of the values that nodes compute, by name, in order: where `until` may cut."""
+        """The dtypes and shapes of the values that nodes compute, by name, in order: `until` may cut at any of them."""
         nodes, _ = self._needed
         outputs = chain.from_iterable(node.outputs for node in nodes)
         return self._types(str(value.name) for value in outputs if value.name)
 
     @cached_property
     def _needed(self) -> tuple[list[ir.Node], set[str]]:
-        return needed_by(self.readable.model.graph, self.ends)
+        return find_needed(self.readable.model.graph, self.ends)
 
     @property
     def _entries(self) -> list[str]:
@@ -131,7 +133,7 @@ class TrainableModel:
 
     @cached_property
     def _constants(self) -> dict[str, Tensor]:
-        # Stored, so that a graph which uses the model twice has them once.
+        # Stored, so that a graph that uses the model twice has them once.
         names = self.readable.model.graph.initializers
         return {name: constant(self.readable, name) for name in names if name in self._needed[1]}
 
@@ -145,7 +147,7 @@ class TrainableModel:
         shapes = [sizes(weight.type.shape) for weight in self.weights.values() if not weight.fixed]
         count = f"{len(shapes)} parameters, {sum(map(math.prod, shapes)):,} numbers"
         inputs, outputs = (
-            ", ".join(f"{name} {_written(type_)}" for name, type_ in types.items())
+            ", ".join(f"{name} {_format_type(type_)}" for name, type_ in types.items())
             for types in (self.inputs, self.outputs)
         )
         return f"<TrainableModel {self.name!r}: {inputs} -> {outputs}; {count}>"
@@ -154,19 +156,19 @@ class TrainableModel:
         """Return the parameters to train, by name: constants with the weights of the file, which are not copied.
 
         Means and variances of BatchNormalization, settings of operators, constants that an exporter folded, and
-        scalars of files that are not from PyTorch are not parameters; all other weights of floating point numbers
-        are. An exported file does not tell a network's buffers (a table of positions) from its parameters: freeze
-        those by name.
+        scalars of files that are not from PyTorch are not parameters; all other floating point weights are. An
+        exported file does not distinguish a network's buffers (a table of positions) from its parameters: freeze
+        buffers by name.
 
         Parameters
         ----------
         train : str or sequence of str, optional
-            Names, or patterns in which `*`, `?` and `[...]` stand for any characters; all parameters if not given.
-            The full name of a scalar or a folded constant trains that too.
+            Names, or patterns in which `*`, `?` and `[...]` stand for any characters; all parameters by default. The
+            full name of a scalar or a folded constant trains that too.
         freeze : str or sequence of str, optional
-            Names or patterns that are not trained, whatever `train` says.
+            Names or patterns that are not trained, even if `train` matches them.
         """
-        # New constants each time: a call without them has weights of its own, which no gradient reaches.
+        # New constants each time: a call without them uses other constants, which no gradient reaches.
         names = _choose(self.weights, train, freeze, self.name)
         return {name: constant(self.readable, name) for name in names}
 
@@ -182,12 +184,12 @@ class TrainableModel:
             arguments with the model's names.
         params : mapping of str to Tensor or array, optional
             Values by the names of weights; all others are constants, as in the file.  Inputs and parameters may be
-            float16, or bfloat16, in place of a wider dtype: matrix products and convolutions are then computed in it,
+            float16, or bfloat16, instead of a wider dtype: matrix products and convolutions are then computed in it,
             and all other operators in the model's dtype.
 
         Returns
         -------
-        Tensor, or a dict of them by name where the model has several outputs.  `UnsupportedOpError` names nodes and
+        Tensor, or a dict of them by name if the model has several outputs.  `UnsupportedOpError` names nodes and
         inputs that tensors cannot express.
         """
         tensors = {name: asarray(value, name=name) for name, value in (params or {}).items()}
@@ -213,48 +215,47 @@ class TrainableModel:
     def _mismatches(
         self, types: Mapping[str, TensorType], halves: Set[ir.DataType] = frozenset()
     ) -> list[str]:
-        """Return what is wrong with the names and types of values for weights; wide ones may be one of the `halves`."""
+        """Return the problems of names and types of values for weights; a wide weight may be one of the `halves`."""
         problems = []
         for name, got in types.items():
             if name not in self.weights:
-                problems.append(f"{name!r} is no weight; {_nearest(name, self.weights)}")
+                problems.append(f"{name!r} is not a weight; {_nearest(name, self.weights)}")
                 continue
             own = self.weights[name].type
             is_half = got.dtype in halves and own.dtype in WIDE and got.shape == own.shape
             if got != own and not is_half:
                 swapped = got.shape == own.shape[::-1] and len(got.shape) == 2
                 remedy = "; transpose it: this file's layout is (in, out)" if swapped else ""
-                problems.append(f"{name!r}: got {_written(got)}, wanted {_written(own)}{remedy}")
+                problems.append(f"{name!r}: got {_format_type(got)}, wanted {_format_type(own)}{remedy}")
         return problems
 
     def until(self, *names: str) -> TrainableModel:
-        """Return the model up to some of its values, as `values` lists them, which become its outputs."""
+        """Return the model up to some of its `values`, by name, which become its outputs."""
         known = self.values
         wrong = [name for name in names if name not in known]
         if wrong or not names:
             nearest = wrong and f"it computes no value {wrong[0]!r}; {_nearest(wrong[0], known)}"
             raise InputError(f"until: model {self.name!r}: {nearest or 'got no name'}")
-        _, needed = needed_by(self.readable.model.graph, names)
+        _, needed = find_needed(self.readable.model.graph, names)
         weights = {name: weight for name, weight in self.weights.items() if name in needed}
         return replace(self, ends=names, weights=weights)
 
     def save(self, path: str | os.PathLike[str], params: Mapping[str, Value] | None = None) -> None:
         """Write the model's file again with other weights: the same graph, under the same names.
 
-        Weights that the file has beside it are written beside the new one, to `path` + ".data".  The file that was
-        loaded may be written over.
+        External weights are written to a separate file, `path` + ".data".  The loaded file may be overwritten.
 
         Parameters
         ----------
         path : path
         params : mapping of str to array or Tensor, optional
-            New values by the names of weights, of the same dtypes and shapes; all others keep theirs.
+            New values by the names of weights, of the same dtypes and shapes; all others keep their values.
 
         Raises
         ------
         InputError
-            Also for a tensor that is not computed yet, a folder that does not exist, or a file that changed
-            after the model was loaded.
+            If parameters do not fit, a tensor is not computed yet, a folder does not exist, or a file changed after
+            the model was loaded.
         """
         # Everything is checked before the first byte is written.
         values = {name: _value(name, value) for name, value in (params or {}).items()}
@@ -270,18 +271,18 @@ class TrainableModel:
         computed = set(chain.from_iterable(node.output for node in original.proto.graph.node))
         if inner := [name for name in self.ends if name not in computed]:
             raise InputError(
-                f"save: {inner[0]!r} is no value of the file's graph, but of a function that it calls; write the"
-                " tensors that the model returns with dask_ferro.tensor.save_onnx"
+                f"save: {inner[0]!r} is not a value of the file's graph, but of a function that it calls;"
+                " write the tensors that the model returns with dask_ferro.tensor.save_onnx"
             )
         types = [(name, self.readable.types[name]) for name in self.ends]
         return [make_tensor_value_info(name, int(type_.dtype or 0), type_.shape) for name, type_ in types]
 
 
 def tensor_model(loaded: Loaded, name: str) -> TrainableModel:
-    """Return a loaded model, with its original, as a function of tensors; errors are those of `from_model`."""
+    """Return a loaded model, with its original, as a function of tensors; raises errors like `from_model`."""
     original = loaded.original
     assert original is not None
-    readable = read(loaded.model)
+    readable = to_readable(loaded.model)
     # The graph as it was loaded: ONNX's converter of old models writes other nodes.
     graph, has_named_scalars = loaded.model.graph, original.proto.producer_name == "pytorch"
     weights = {}
@@ -302,7 +303,7 @@ def _ends(loaded: Loaded) -> tuple[str, ...]:
 def _bound(value: Value) -> Tensor:
     # The argument has no name, so that one graph may call a model on several arrays.
     is_lazy = isinstance(value, Tensor) or hasattr(value, "__dask_graph__")
-    return asarray(value) if is_lazy else bound_to(np.asarray(value))
+    return asarray(value) if is_lazy else bind_argument(np.asarray(value))
 
 
 def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
@@ -314,8 +315,8 @@ def _value(name: str, value: Value) -> npt.NDArray[np.generic]:
     return values
 
 
-def _written(type_: TensorType) -> str:
-    return f"{type_.dtype.numpy().name}{written(type_.shape)}"
+def _format_type(type_: TensorType) -> str:
+    return f"{type_.dtype.numpy().name}{format_shape(type_.shape)}"
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------
@@ -330,29 +331,29 @@ def _weight(value: ir.Value, type_: TensorType, has_named_scalars: bool) -> Weig
         if uses and all(index in places.get(op_type, ()) for op_type, index in uses):
             return Weight(type_, reason, False)
     is_of_a_layer = any(index in _LAYER_INPUTS.get(op_type, ()) for op_type, index in uses)
-    if _COUNTED.fullmatch(str(value.name)) and not is_of_a_layer:
+    if _EXPORTER_NAME.fullmatch(str(value.name)) and not is_of_a_layer:
         return Weight(type_, "a constant that the exporter folded", True)
-    # PyTorch's exporters count constants that they make, so a scalar with a name is a parameter.
+    # PyTorch's exporters number the constants that they create, so a scalar with a name is a parameter.
     return Weight(type_, "" if type_.shape or has_named_scalars else "a scalar", True)
 
 
 def _choose(weights: Mapping[str, Weight], train: Patterns | None, freeze: Patterns, model: str) -> list[str]:
-    """Return the names of weights to train in the order of the file; without `train`, those of all parameters."""
-    # What a pattern may reach: `*` is no wish to train statistics.
+    """Return the names of weights to train in the order of the file; without `train`, all parameters."""
+    # Weights that a pattern may match: `*` is not a wish to train statistics.
     usual = [name for name, weight in weights.items() if not weight.fixed]
     problems: list[str] = []
     names = set(usual) if train is None else set[str]()
     for pattern in _patterns(train):
-        matches = [pattern] if pattern in weights else _matching(pattern, usual)
+        matches = [pattern] if pattern in weights else _match_names(pattern, usual)
         problems += _problems("train", pattern, matches, weights)
         names.update(matches)
     for pattern in _patterns(freeze):
-        matches = _matching(pattern, weights)
+        matches = _match_names(pattern, weights)
         problems += [] if matches else _problems("freeze", pattern, matches, weights)
         names.difference_update(matches)
     if not names and not problems:
         problems = [
-            f"nothing is left to train of {_listed(usual)}; freeze less"
+            f"nothing is left to train of {_list_names(usual)}; freeze less"
             if usual
             else "its file has no weight to train (values of Constant nodes are constants)"
         ]
@@ -365,7 +366,7 @@ def _patterns(patterns: Patterns | None) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns or ())
 
 
-def _matching(pattern: str, names: Collection[str]) -> list[str]:
+def _match_names(pattern: str, names: Collection[str]) -> list[str]:
     return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
 
 
@@ -373,7 +374,7 @@ def _problems(argument: str, pattern: str, matches: list[str], weights: Mapping[
     where = f"{argument}={pattern!r}"
     if matches:
         return [f"{where}: {weights[name].fixed}" for name in matches if not weights[name].is_trainable]
-    if others := _matching(pattern, weights):
+    if others := _match_names(pattern, weights):
         return [f"{where} matches only {others[0]!r} ({weights[others[0]].fixed})"]
     return [f"{where} matches none of its {len(weights)} weights; {_nearest(pattern, weights)}"]
 
@@ -381,9 +382,9 @@ def _problems(argument: str, pattern: str, matches: list[str], weights: Mapping[
 def _nearest(name: str, names: Iterable[str]) -> str:
     """Return the names most like one that does not exist, as the end of a message."""
     known = list(names)
-    close = difflib.get_close_matches(name, known, _SHOWN, cutoff=0.5)
-    return f"nearest: {', '.join(map(repr, close))}" if close else f"there are {_listed(known)}"
+    close = difflib.get_close_matches(name, known, _MAX_NAMES, cutoff=0.5)
+    return f"nearest: {', '.join(map(repr, close))}" if close else f"there are {_list_names(known)}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return few(map(repr, names), most=_SHOWN) or "none"
+def _list_names(names: Sequence[str]) -> str:
+    return few(map(repr, names), most=_MAX_NAMES) or "none"

@@ -27,8 +27,8 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
-from dask_ferro.flow.cut import cut, ordered
-from dask_ferro.flow.plan import peak_bytes, planned
+from dask_ferro.flow.cut import cut_graph, sort_tasks
+from dask_ferro.flow.plan import peak_bytes, plan_flow
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.task_cost import FERRO, TaskCost, own_cost
 from dask_ferro.graph.bundling.partition import (
@@ -277,7 +277,7 @@ def _rank_choice(choice: BundleChoice, of_ranks: Mapping[Key, MemberTask], makes
     order = choice.tasks.order
     inside = [i for i, key in enumerate(order) if key in of_ranks]
     alone = tuple((i,) for i, key in enumerate(order) if key not in of_ranks)
-    if len(ordered(choice.edges, [key in of_ranks for key in order])[1]) != 1:
+    if len(sort_tasks(choice.edges, [key in of_ranks for key in order])[1]) != 1:
         return choice
     places = [of_ranks[order[i]] for i in inside]
     members = {place: i for i, place in enumerate(sorted({(one.worker, one.lane) for one in places}))}
@@ -323,14 +323,14 @@ def _flows(work: TaskDag, wanted: frozenset[int], facts: CostFacts) -> Sequence[
         is_inner &= is_own
         rows = np.column_stack([number[src[is_inner]], number[dst[is_inner]], edges[is_inner, 2]])
         finest_tasks = finest(Dag(seconds[tasks].tolist(), rows))
-        flow = planned(finest_tasks, members, costs)
+        flow = plan_flow(finest_tasks, members, costs)
         if flow.seconds > lasts or held + peak_bytes(finest_tasks, flow) > facts.allowance:
             return None
         picks_s = len(picked) * DASK.task_s / facts.workers
         return Flow(tasks.tolist(), flow.members, flow.order, flow.seconds + picks_s)
 
     most = max(1, int(float(seconds[inside].sum()) / members / FLOW_LEAST))
-    flows = cut(seconds, edges, inside.tolist(), plan, most)
+    flows = cut_graph(seconds, edges, inside.tolist(), plan, most)
     # A flow of one member is a bundle.
     if all(len(set(flow.members)) < 2 for flow in flows):
         return ()

@@ -16,7 +16,7 @@ from dask.typing import Key
 from dask_ferro.flow.run import MEMBER
 from dask_ferro.lower.bundled.choice import Annotations, CostFacts, needed
 from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten, rewritten_once
-from dask_ferro.lower.repeated import folded, repeats_in
+from dask_ferro.lower.repeated import fold_repeats, repeats_in
 from dask_ferro.lower.upstream import Expr, LLGExpr, convert_legacy_graph, layers_of
 
 # Returns what a scheduler of this process knows, by its identifier; None: it has nothing to tell.
@@ -104,7 +104,7 @@ class BundledGraph:
         if facts is None:
             return None
         try:
-            graph, annotations = folded(layers)
+            graph, annotations = fold_repeats(layers)
             return rewritten_once(convert_legacy_graph(graph), keys, annotations, facts, common, repeats)
         # The tasks are right, all of them written out.
         except Exception:

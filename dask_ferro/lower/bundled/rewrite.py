@@ -28,7 +28,7 @@ import numpy as np
 from dask.typing import Key
 
 from dask_ferro.flow.costs import names_of
-from dask_ferro.flow.member import Read, is_ours, pass_on, pick, run_share
+from dask_ferro.flow.member import ShareInput, is_ours, pass_on, pick, run_share
 from dask_ferro.flow.run import MEMBER, InnerTask, Repeat, Share
 from dask_ferro.flow.task_cost import FERRO
 from dask_ferro.graph.bundling.partition import MORE, Ints
@@ -325,17 +325,17 @@ class _BundleWriter:
             self.keys[p], run_share, share, tuple(reads), *map(TaskRef, arguments), _data_producer=produces
         )
 
-    def _reads(self, p: int) -> tuple[list[Read], list[Key]]:
+    def _reads(self, p: int) -> tuple[list[ShareInput], list[Key]]:
         """Return where a bundle finds each input, and the keys of its arguments."""
         order, place, part = self.order, self.place, self.part
         of: dict[int, list[int]] = {}
         for i in self.inputs.get(p, ()):
             of.setdefault(part[i], []).append(i)
-        reads: list[Read] = []
+        reads: list[ShareInput] = []
         arguments: list[Key] = []
         for other, tasks in of.items():
             if place[tasks[0]] < 0 or self._is_read_whole(other, tasks):
-                reads += [Read(len(arguments), place[i], order[i]) for i in tasks]
+                reads += [ShareInput(len(arguments), place[i], order[i]) for i in tasks]
                 arguments.append(self.keys[other])
                 continue
             # A part of several results has a key of its own: a name, and a number.
@@ -343,10 +343,10 @@ class _BundleWriter:
             assert isinstance(key, tuple)
             name = str(key[0]).partition(":")[2]
             for i in tasks:
-                reads.append(Read(len(arguments), -1, order[i]))
+                reads.append(ShareInput(len(arguments), -1, order[i]))
                 arguments.append(self.passed.setdefault(i, (f"pass:{name}", i)))
         for key in self.outside.get(p, ()):
-            reads.append(Read(len(arguments), -1, key))
+            reads.append(ShareInput(len(arguments), -1, key))
             arguments.append(key)
         return reads, arguments
 

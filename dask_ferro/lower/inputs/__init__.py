@@ -1,1 +1,1 @@
-"""Inputs of a call that are no plain arrays, and what is sent straight to workers."""
+"""Inputs of a call that are not plain arrays, and model copies that are sent directly to workers."""

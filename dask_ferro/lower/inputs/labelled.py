@@ -1,12 +1,12 @@
-"""xarray's arrays as inputs: which axis of an input each dimension is, and results with dimensions and coordinates.
+"""Map the dimensions of xarray's arrays to axes of inputs, and label results with dimensions and coordinates.
 
-    DataArray            the one input, or in a tuple, a dict or keywords one of several, beside plain arrays
+    DataArray            the one input, or one of several in a tuple, a dict or keywords, also with plain arrays
     Dataset              each input takes the variable of its name; other variables are left alone
 
 The first axis of an input is the batch.  An axis of an output keeps the dimension, and with it the coordinates, of the
-input axis to which it corresponds: the batch, or an axis of the same name in the model.  Every other axis gets its name
-in the model or, where it has none or that is taken, ``<output>_dim_<axis>``; that of a classifier's scores has the
-classes as its coordinate.  What could be meant in two ways is refused.
+input axis to which it corresponds: the batch, or an axis of the same name in the model.  Every other axis gets its
+name in the model or, if it has none or that is in use, ``<output>_dim_<axis>``; the axis of a classifier's scores has
+the classes as its coordinate.  An ambiguous input is refused.
 
 xarray is never imported here: a caller that passes its arrays has done so.
 """
@@ -31,26 +31,27 @@ class LabelledInputs(NamedTuple):
     # The DataArrays by name, with the dimensions in the order of the model's axes.
     labelled: Mapping[str, Any]
     title: str
-    # Where the inputs are variables of a Dataset.
+    # Whether the inputs are variables of a Dataset.
     dataset: Any = None
 
     def results(self, sig: Signature, arrays: Mapping[str, Any], *, cut: bool) -> Any:
-        """Return a model's outputs with dimensions and coordinates: a DataArray of one, a Dataset of several.
+        """Return a model's outputs with dimensions and coordinates: a DataArray for one output, a Dataset for several.
 
-        Attributes are as xarray's option ``keep_attrs`` says.  `sig` has the inputs of this call that carry the
-        batch, and `cut` tells whether each output is known to carry it, because it is made chunk by chunk.
+        Attributes follow xarray's option ``keep_attrs``.  `sig` has the inputs of this call that carry the batch, and
+        `cut` states whether each output is known to carry it because it is computed chunk by chunk.
 
         Raises
         ------
         InputError
-            A size is not known before the model runs, or the inputs disagree on the name of a dimension.
+            If a size is not known before the model runs, or the inputs disagree on the name of a dimension.
         """
         shapes = {spec.name: shape_of(arrays[spec.name]) or (nan,) for spec in sig.outputs}
         # Sizes that dask does not know are nan, and so is their sum; a delayed value has no shape.
         if unknown := [s for s in sig.outputs if sum(shapes[s.name]) != sum(shapes[s.name])]:
             raise InputError(
-                f"{self.title}: the shape of output {unknown[0]} is not known before it runs, and xarray needs it: pass"
-                " the data without labels (x.data), or choose other outputs with from_onnx(outputs=)"
+                f"{self.title}: the shape of output {unknown[0]} is not known before it runs, and xarray"
+                " needs it: pass the data without labels (x.data), or choose other outputs with"
+                " from_onnx(outputs=)"
             )
         dims = [
             self._dims(sig, spec, shapes[spec.name], _has_batch(sig, place, cut=cut))
@@ -62,7 +63,7 @@ class LabelledInputs(NamedTuple):
 
     def _labelled(self, arrays: dict[str, Any], dims: list[Dims]) -> Any:
         xr, values = sys.modules["xarray"], tuple(arrays.values())
-        # It computes nothing: xarray's own rules say which coordinates and attributes the given values have.
+        # It computes nothing: xarray's own rules decide which coordinates and attributes the values have.
         found = xr.apply_ufunc(
             lambda *_: values if len(values) > 1 else values[0],
             *self.labelled.values(),
@@ -75,7 +76,7 @@ class LabelledInputs(NamedTuple):
         whole = xr.Dataset(dict(zip(arrays, found, strict=True)))
         if self.dataset is None:
             return whole
-        # Of no variables: whether attributes are kept is an option of xarray, whose default depends on its release.
+        # An option of xarray, whose default depends on its release, decides whether attributes are kept.
         return whole.assign_attrs(xr.apply_ufunc(lambda x: x, xr.Dataset(attrs=self.dataset.attrs)).attrs)
 
     def _dims(self, sig: Signature, spec: ValueSpec, shape: Sequence[int], batch: bool) -> Dims:
@@ -88,8 +89,9 @@ class LabelledInputs(NamedTuple):
             fitting = [d for d, known in candidates.items() if known == size and d not in found]
             if len(fitting) > 1:
                 raise InputError(
-                    f"{self.title}: axis {axis} of output {spec} could be {' or '.join(map(repr, fitting))}, as inputs"
-                    f" name the same axis differently: rename them alike, x.rename({{{fitting[1]!r}: {fitting[0]!r}}})"
+                    f"{self.title}: axis {axis} of output {spec} could be {' or '.join(map(repr, fitting))},"
+                    " as inputs name the same axis differently: rename them alike,"
+                    f" x.rename({{{fitting[1]!r}: {fitting[0]!r}}})"
                 )
             found.append(fitting[0] if fitting else _new_name(spec, axis, declared, taken.union(found)))
         return tuple(found)
@@ -120,7 +122,7 @@ def _new_name(spec: ValueSpec, axis: int, declared: object, taken: Set[Hashable]
 
 
 def _has_batch(sig: Signature, place: int, *, cut: bool) -> bool:
-    """Return whether axis 0 of an output is taken for the batch."""
+    """Return whether axis 0 of an output is treated as the batch."""
     if cut:
         return True
     shape = sig.outputs[place].shape
@@ -130,17 +132,17 @@ def _has_batch(sig: Signature, place: int, *, cut: bool) -> bool:
 
 
 def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple[Any, LabelledInputs | None]:
-    """Return the inputs of a call as arrays, and their labels; as given, and None, where none is of xarray.
+    """Return the inputs of a call as arrays, and their labels; unchanged, and None, if none is an xarray object.
 
     `dims` is the batch dimension, or all dimensions in the order of the model's axes.
 
     Raises
     ------
     InputError
-        Variables that are missing, dimensions that do not fit the axes, coordinates that differ between inputs.
+        If variables are missing, dimensions do not fit the axes, or coordinates differ between inputs.
     """
     xr = sys.modules.get("xarray")
-    named = None if xr is None else _named(given, sig, xr, title)
+    named = None if xr is None else _labelled_by_name(given, sig, xr, title)
     if xr is None or named is None:
         if dims is not None:
             raise InputError(f"{title}: dims={dims!r} names dimensions of xarray inputs, and no input is one")
@@ -152,7 +154,7 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
         )
     problems: list[str] = []
     labelled = {
-        spec.name: _ordered(spec, named[spec.name], order, problems)
+        spec.name: _order_dims(spec, named[spec.name], order, problems)
         for spec in sig.inputs
         if isinstance(named[spec.name], xr.DataArray)
     }
@@ -161,8 +163,8 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
     problems += [f"dims= names {d!r}, and the inputs have {sorted(map(str, known))}" for d in unknown]
     clashes = _names_of(labelled).intersection(s.name for s in sig.outputs) if len(sig.outputs) > 1 else ()
     problems += [
-        f"output {name!r} has the name of a coordinate or dimension of the inputs, and both would be in one Dataset:"
-        f" rename that, x.rename({{{name!r}: ...}})"
+        f"output {name!r} has the name of a coordinate or dimension of the inputs, and both would be in one"
+        f" Dataset: rename that, x.rename({{{name!r}: ...}})"
         for name in clashes
     ]
     if problems:
@@ -172,19 +174,21 @@ def read_labelled(given: Any, sig: Signature, dims: object, title: str) -> tuple
     except ValueError as error:
         sizes = ", ".join(f"{name}: {dict(one.sizes)}" for name, one in labelled.items())
         raise InputError(
-            f"{title}: inputs have different coordinates or sizes ({sizes}), and rows would be put together that are"
-            f" not ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner'), or rename one"
+            f"{title}: inputs have different coordinates or sizes ({sizes}), and rows would be combined that"
+            f" differ ({str(error).partition(chr(10))[0]}); align them first, xr.align(a, b, join='inner'),"
+            " or rename one"
         ) from error
     arrays = {**named, **{name: one.data for name, one in labelled.items()}}
     return arrays, LabelledInputs(labelled, title, given if isinstance(given, xr.Dataset) else None)
 
 
-def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
+def _labelled_by_name(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any] | None:
     if isinstance(given, xr.Dataset):
         missing = [s for s in sig.inputs if s.name not in given.variables]
         if missing:
             raise InputError(
-                f"{title}: the Dataset has no variable for {', '.join(f'input {s.name!r}' for s in missing)}; it has"
+                f"{title}: the Dataset has no variable for"
+                f" {', '.join(f'input {s.name!r}' for s in missing)}; it has"
                 f" {', '.join(map(repr, given.data_vars))}: name the variables as the inputs,"
                 f" ds.rename({{...: {missing[0].name!r}}}), or pass DataArrays"
             )
@@ -195,13 +199,13 @@ def _named(given: Any, sig: Signature, xr: Any, title: str) -> Mapping[str, Any]
         values = list(given) if isinstance(given, tuple) else [given]
     if any(isinstance(value, xr.Dataset) for value in values):
         raise InputError(
-            f"{title}: a Dataset is among several inputs: pass it alone, model(ds), or its variables"
+            f"{title}: a Dataset is one of several inputs: pass only the Dataset, model(ds), or its variables"
         )
     return by_name(sig, given, title) if any(isinstance(value, xr.DataArray) for value in values) else None
 
 
-def _ordered(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, problems: list[str]) -> Any:
-    """Return an array with its dimensions in the order of the input's axes; what is wrong is added to `problems`."""
+def _order_dims(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, problems: list[str]) -> Any:
+    """Return an array with its dimensions in the order of the input's axes; problems are added to `problems`."""
     rank, order = len(spec.shape or ()), array.dims
     if dims is not None:
         order = (*(d for d in dims if d in array.dims), *(d for d in array.dims if d not in dims))
@@ -213,8 +217,8 @@ def _ordered(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, probl
         rest, stacked = array.dims[array.ndim - rank + 1 :], array.dims[: array.ndim - rank + 1]
         problems.append(
             f"{what}: if each position along {', '.join(map(repr, stacked))} is a row, stack them,"
-            f" x.stack(row={stacked!r}).transpose({', '.join(map(repr, ('row', *rest)))}), and result.unstack('row');"
-            " otherwise select one with x.isel"
+            f" x.stack(row={stacked!r}).transpose({', '.join(map(repr, ('row', *rest)))}), and"
+            " result.unstack('row'); otherwise select one with x.isel"
         )
     elif spec.shape is not None and rank != array.ndim:
         problems.append(f"{what}: add the missing dimension with x.expand_dims")
@@ -223,5 +227,5 @@ def _ordered(spec: ValueSpec, array: Any, dims: Sequence[Hashable] | None, probl
             f"{what}: name the batch dimension, as dims={array.dims[-1]!r}, or transpose the array"
         )
     moved = array.transpose(*order)
-    # Read once, where it is not in memory yet and not of dask.
+    # Read once, if it is not in memory yet and not a dask array.
     return moved.copy(deep=False, data=moved.data)

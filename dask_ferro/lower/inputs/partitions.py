@@ -1,4 +1,4 @@
-"""A model over the partitions of a dask.dataframe: one task a partition, which gives a partition of results."""
+"""Apply a model to the partitions of a dask.dataframe: one task a partition, which returns a partition of results."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from dask_ferro.lower.signature import Signature
 Frame = Any
 
 
-def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, object], title: str) -> Frame:
+def map_partitions(
+    model: Any, table: Frame, sig: Signature, options: Mapping[str, object], title: str
+) -> Frame:
     """Return a model over the partitions of a dask.dataframe, as a dask.dataframe with the same divisions.
 
-    An option of the call that is not None is refused, as partitions are the batches.
+    An option of the call that is not None is refused, because partitions are the batches.
 
     Raises
     ------
     InputError
-        Columns that do not fit; results without a row for each row; columns of results that are not known.
+        If columns do not fit, results lack a row for each row, or columns of results are not known.
     """
     if given := [f"{name}={value!r}" for name, value in options.items() if value is not None]:
         raise InputError(
-            f"{title}: {', '.join(given)}, and a dask.dataframe is cut by its partitions: leave it out, and for other"
-            " batches call table.repartition(partition_size=...) first"
+            f"{title}: {', '.join(given)}, and a dask.dataframe is cut by its partitions: leave it out, and"
+            " for other batches call table.repartition(partition_size=...) first"
         )
     # Imported here, because it loads pandas; the caller's table has loaded it.
     from dask.dataframe.dispatch import make_meta, meta_nonempty
 
-    # Two rows, so that they can be cut; the first one twice, as others of the sample have missing values.
+    # Two rows, so that they can be cut; the first one twice, because others of the sample have missing values.
     empty = make_meta(table)
     sample = meta_nonempty(empty).iloc[[0, 0]]
     if table.npartitions > 1:
@@ -44,13 +46,13 @@ def partitioned(model: Any, table: Frame, sig: Signature, options: Mapping[str, 
     else:
         read_table(sample, sig, title)
     meta = _no_results(model, empty, sample, sig, title)
-    # One value for all tasks: a model that is no file is sent with its weights.
+    # One value for all tasks: a model without a file is sent with its weights.
     key = f"ferro-partition-{tokenize(model.digest, tuple(model.outputs), model.name)}"
     predict = delayed(model.predict, name=key, traverse=False)
-    return table.map_partitions(predicted, predict, meta=meta)
+    return table.map_partitions(predict_partition, predict, meta=meta)
 
 
-def predicted(part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
+def predict_partition(part: Frame, predict: Callable[[Frame], Frame]) -> Frame:
     """Return the results of a partition."""
     return predict(part)
 
@@ -63,6 +65,7 @@ def _no_results(model: Any, empty: Frame, sample: Frame, sig: Signature, title: 
         return model.predict(sample).iloc[:0].set_axis(empty.index, axis=0)
     except Exception as error:
         raise InputError(
-            f"{title}: it does not declare the columns of its results, and computing {len(sample)} made-up rows failed"
-            f" ({error}); use table.map_partitions(model.predict, meta=...) with the columns that it gives"
+            f"{title}: it does not declare the columns of its results, and computing {len(sample)} made-up"
+            f" rows failed ({error}); use table.map_partitions(model.predict, meta=...) with the columns"
+            " that it returns"
         ) from error

@@ -1,7 +1,7 @@
-"""What a client asks its workers, and copies of a model whose path they cannot see.
+"""Send workers copies of a model whose path they cannot see; a client asks them whether they see it.
 
-A copy is sent to the workers once, and is in no graph of a call.  Whether they see the path is asked once for each
-model and client.  A worker that joins later and does not see the path says so with a `InputError`.
+A copy is sent to the workers once, outside the graphs of calls.  The client asks once for each model whether they see
+the path.  A worker that joins later and does not see the path raises an `InputError`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import InputError
 from dask_ferro.graph.model.load import Loaded, digest_of
-from dask_ferro.lower.layer import Feed, Key, of_future
+from dask_ferro.lower.layer import Key, TaskInput, future_input
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.upstream import Alias, DataNode
 
 logger = logging.getLogger(__name__)
-# By client, as the workers of another cluster may see other paths.
-_asked: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+# By client, because the workers of another cluster may see other paths.
+_answers: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 # Dask warns of graphs above 10 MB.
 LARGE_GRAPHS = {"distributed.admin.large-graph-warning-threshold": "1 TB"}
 
 
 class ModelCopy(DataNode):
-    """A model's content that workers have while somebody holds its future: pickled, it is an alias of their key.
+    """A model's content that workers store while its future exists: pickled, it is an alias of their key.
 
-    Tasks of this process get None, as they see the model's file.
+    Tasks of this process get None, because they see the model's file.
     """
 
     __slots__ = ("future",)
@@ -56,22 +56,22 @@ class ModelCopy(DataNode):
         return Alias(self.key, self.future.key) if self.key in subs else self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As Dask sends a future in a graph: an alias of what the workers hold.
+        # Dask sends a future in a graph in this form: an alias of the value on the workers.
         return Alias, (self.key, self.future.key)
 
 
-def copy_for(loaded: Loaded, path: str, client: Any) -> Feed | None:
+def copy_for(loaded: Loaded, path: str, client: Any) -> TaskInput | None:
     """Return the content of a model as a task's result, or None when all workers see its path.
 
-    Dask has the content, and gives it to another worker where one is lost.
+    Dask stores the content, and sends it to another worker if one is lost.
     """
     content = unseen_content(loaded, path, client)
     if content is None:
         return None
-    # While somebody holds its future, it is the same task.  The function is one that workers have in any case.
+    # While its future exists, it is the same task.  The function is one that workers have in any case.
     with dask.config.set(LARGE_GRAPHS):
         future = client.submit(np.asarray, content, key=f"ferro-model-{loaded.digest}")
-    return of_future(future)._replace(layers={future.key: {future.key: ModelCopy(future.key, future)}})
+    return future_input(future)._replace(layers={future.key: {future.key: ModelCopy(future.key, future)}})
 
 
 def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, Any] | None:
@@ -80,7 +80,7 @@ def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, An
     Raises
     ------
     InputError
-        When the model has external data files, which do not travel, or the file was mapped and is another one by now.
+        If the model has external data files, which are not sent, or the file was mapped and has since been replaced.
     """
     if _all_see(client, path):
         return None
@@ -89,8 +89,8 @@ def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, An
     # A model in memory without files of its own was read from more than this one file.
     if loaded.content is None and (in_files or not loaded.files.files):
         raise InputError(
-            f"model {path!r}: some workers cannot see it, and its weights lie in files of their own; put it on a file"
-            " system that all workers share"
+            f"model {path!r}: some workers cannot see it, and its weights are in separate files; put it on a"
+            " file system that all workers share"
         )
     return _content(loaded, path)
 
@@ -109,8 +109,8 @@ def _content(loaded: Loaded, path: str) -> np.ndarray[Any, Any]:
 def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
     """Return a function's result on each worker, by address; {} when one does not answer in time.
 
-    A worker that is stopped, or in a call that keeps Python's lock, would delay everything else for as long; a task
-    that comes to a worker which does not see its files says so itself.  A worker that is lost meanwhile has no result.
+    A worker that is stopped, or in a call that keeps Python's lock, would delay everything else for as long.  A task
+    on a worker that does not see its files raises an error itself.  A worker that is lost meanwhile has no result.
 
     Raises
     ------
@@ -132,11 +132,12 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
         answers: dict[str, Any] = client.sync(asked)
     except TimeoutError:
         logger.warning(
-            "not all workers at %s said within %g s which files they see (ferro.scheduler.timeout); going on",
+            "not all workers at %s answered within %g s which files they see (ferro.scheduler.timeout);"
+            " continuing",
             client.scheduler.address, seconds,
         )  # fmt: skip
         return {}
-    # The scheduler could not reach these: its other workers do their work.
+    # The scheduler could not reach these; its other workers answered.
     answers = {address: told for address, told in answers.items() if not isinstance(told, CommClosedError)}
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, Exception)}
     for address, error in errors.items():
@@ -150,10 +151,10 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
 
 
 def _all_see(client: Any, path: str) -> bool:
-    known = _asked.setdefault(client, {})
+    known = _answers.setdefault(client, {})
     if path not in known:
         answers = ask_workers(client, os.path.exists, path).values()
-        # There is no worker yet, or one hangs: the answer is not kept.
+        # There is no worker yet, or one hangs: the answer is not stored.
         if not answers:
             return True
         known[path] = all(answers)

@@ -1,1 +1,1 @@
-"""A model on its inputs as a Dask collection, from what the caller gives to the keys of its outputs."""
+"""A model on its inputs as a Dask collection, from the caller's values to the keys of its outputs."""

@@ -1,10 +1,10 @@
-"""`bind`: a model on inputs that fit it, as a value: which inputs are cut, the rows of each chunk, and its bundles.
+"""`bind` checks the inputs of a call and decides which inputs are cut, the rows of each chunk, and the bundles.
 
 Inputs whose axis 0 has the batch's symbol are cut.  Others whose axis 0 is open (skl2onnx's `[None, 1]` for each
-column, torch's `dynamic_axes` with a name for each input) may be where they have as many rows, or that may be chance: a
-table of as many entries.  So rows are followed through the model with all of these cut, then with none.  A cut with
-which each output row is made of its own rows alone is right, whichever was meant; where neither is, the caller has to
-say.
+column, torch's `dynamic_axes` with a name for each input) may be cut if they have as many rows, or the equal number
+may be chance: a table of as many entries.  So rows are followed through the model with all of these cut, then with
+none.  A cut with which each output row depends only on its own rows is correct, whichever was intended; if neither is
+correct, the caller has to decide.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel, with_defaults_replaced
 from dask_ferro.lower.signature import (
     Signature,
-    checked_arrays,
-    fixed_batch,
+    batch_remedy,
+    call_arrays,
     is_dask_array,
     may_carry,
     shape_of,
 )
 
-AT_ONCE = (
-    "run it on all rows at once: no batch_size=, dask arrays of one chunk along axis 0, in ff.predict_files a"
-    " batch_size= of all rows"
+IN_ONE_TASK = (
+    "run it on all rows in one task: no batch_size=, dask arrays of one chunk along axis 0, in"
+    " ff.predict_files a batch_size= of all rows"
 )
 
 
 class BoundModel:
     """A model on its inputs, before it is lowered to a Dask graph.
 
-    The model has the inputs of this call that carry the batch; `arrays` are the checked inputs by name.  `rows` are the
-    rows of each chunk, nan where dask does not know them; None: inputs are taken whole.
+    The model has the inputs of this call that carry the batch; `arrays` are the checked inputs by name.  `rows` are
+    the rows of each chunk, nan if dask does not know them; None: inputs are not cut.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class BoundModel:
         fixed, carried = model.signature.fixed_rows, [arrays[name] for name in model.signature.carried]
         # Whether an input that is cut is a dask array.
         self.has_dask_rows = any(map(is_dask_array, carried))
-        # Shapes of the inputs by name; {} where some are dask arrays, whose chunks may differ from what they declare.
+        # Shapes of the inputs by name; {} if some are dask arrays, whose chunks may differ from their declared shapes.
         has_dask = any(map(is_dask_array, arrays.values()))
         self.shapes = {} if has_dask else {name: shape_of(array) for name, array in arrays.items()}
-        # Rows of the chunks, or of the inputs that carry the batch where these are taken whole.
+        # Rows of the chunks, or of the inputs that carry the batch if these are not cut.
         self.lengths = rows or tuple(len(array) for array in carried if shape_of(array))
         # Whether a task runs the model's fixed batch size slice by slice.
         self.splits = bool(fixed) and any(n != fixed for n in self.lengths)
@@ -69,10 +69,10 @@ class BoundModel:
 
     @cached_property
     def plan(self) -> Plan:
-        """The bundles of one chunk, and where the outputs come from.
+        """The bundles of one chunk, and the sources of the outputs.
 
-        A model that is run slice by slice is one bundle: its values do not leave the slice.  So is one of chunks whose
-        sizes are not known: the task that gives the outputs has to see their rows.
+        A model that is run slice by slice is one bundle: its values do not leave the slice.  So is a model on chunks
+        whose sizes are not known: the task that returns the outputs has to see their rows.
         """
         has_unknown_rows = any(n != n for n in self.rows or ())
         granularity = "model" if self.splits or has_unknown_rows else self.granularity
@@ -94,31 +94,31 @@ def bind(
 ) -> BoundModel:
     """Return a model on its inputs: an array, a mapping of arrays by name, or a tuple of them.
 
-    `batch_size` and `batch_inputs` are the rows of a chunk and the inputs that are cut, where the caller says so.
+    `batch_size` and `batch_inputs` are the rows of a chunk and the inputs that are cut, if the caller passes them.
 
     Raises
     ------
     InputError
-        Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
+        If names, dtypes, shapes or chunks do not fit the model; the message lists all of them.
     """
     names = frozenset(given if isinstance(given, Mapping) else ()) - {s.name for s in model.signature.inputs}
     if names:
         model = with_defaults_replaced(model, names)
     sig, title = model.signature, f"model {model.name!r}"
-    batch_size = checked_batch(batch_size, title)
-    arrays = checked_arrays(sig, given, title)
-    # Which inputs carry the batch has to be known before chunks are made or looked at.
+    batch_size = check_batch_size(batch_size, title)
+    arrays = call_arrays(sig, given, title)
+    # The inputs that carry the batch have to be known before chunks are created or read.
     is_cut = batch_size is not None or any(map(is_dask_array, arrays.values()))
     model = with_batched(model, arrays, batch_inputs, is_cut=is_cut)
-    arrays = _rechunked(arrays, model.signature.carried, batch_size)
+    arrays = _rechunk(arrays, model.signature.carried, batch_size)
     return BoundModel(model, arrays, _row_chunks(model.signature, arrays, batch_size), granularity)
 
 
-def checked_batch(batch_size: Any, title: str) -> int | None:
-    """Return `batch_size` as an int, or None; raise `InputError` where it is no number of rows."""
+def check_batch_size(batch_size: Any, title: str) -> int | None:
+    """Return `batch_size` as an int, or None; raise `InputError` if it is not a number of rows."""
     if batch_size is None:
         return None
-    # A bool is an int to Python, and an integer of numpy is none: so `__index__`, and no bool.
+    # A bool is an int in Python, and a numpy integer is not: so `__index__`, and no bool.
     if isinstance(batch_size, bool) or not hasattr(batch_size, "__index__") or batch_size < 1:
         raise InputError(
             f"{title}: batch_size={batch_size!r}, wanted a number of rows of at least 1, or None"
@@ -134,17 +134,17 @@ def with_batched(
 ) -> PreparedModel:
     """Return the model with the inputs that carry the batch in this call.
 
-    `names` are those that the caller says are cut, and `is_cut` tells whether rows are cut at all.
+    `names` are the inputs that the caller declares as cut, and `is_cut` states whether rows are cut at all.
 
     Raises
     ------
     InputError
-        `names` that cannot be cut, or several inputs that may be and no way to tell.
+        If `names` cannot be cut, or several inputs may be cut and the model does not decide.
     """
     sig = opened.signature
     if names is not None:
-        return opened.with_batch(_checked(sig, names, f"model {opened.name!r}"))
-    alike = _alike(sig, arrays) if is_cut and not isinstance(sig.batch, int) else []
+        return opened.with_batch(_check_names(sig, names, f"model {opened.name!r}"))
+    alike = _same_length_inputs(sig, arrays) if is_cut and not isinstance(sig.batch, int) else []
     if not alike:
         return opened
     found: list[Collection[Finding]] = []
@@ -159,22 +159,23 @@ def with_batched(
     reasons = dict.fromkeys(finding.why for finding in found[0])
     shown = ", ".join(map(repr, (*sig.carried, *alike)))
     raise InputError(
-        f"model {opened.name!r}: inputs {shown} have as many rows and no common name for them, and the model does not"
-        f" tell which are cut together ({'; '.join(reasons)}); name them: batch_inputs=({shown}), or"
-        f" batch_inputs=({sig.carried[0]!r},) if the others go whole to each chunk"
+        f"model {opened.name!r}: inputs {shown} have the same number of rows and no common name for them,"
+        f" and the model does not determine which are cut together ({'; '.join(reasons)}); name them:"
+        f" batch_inputs=({shown}), or batch_inputs=({sig.carried[0]!r},) if each chunk reads the others"
+        " whole"
     )
 
 
 def refuse_sure(name: str, found: Collection[Finding]) -> None:
-    """Raise `InputError` where one of the findings is sure."""
+    """Raise `InputError` if one of the findings is certain."""
     if sure := dict.fromkeys(finding.why for finding in found if finding.sure):
         raise InputError(
-            f"model {name!r}: the rows cannot be cut, as chunks of them give other numbers than all:"
-            f" {'; '.join(sure)}; {AT_ONCE}"
+            f"model {name!r}: the rows cannot be cut, because chunks of them give other results than all"
+            f" rows: {'; '.join(sure)}; {IN_ONE_TASK}"
         )
 
 
-def _alike(sig: Signature, arrays: Mapping[str, Any]) -> list[str]:
+def _same_length_inputs(sig: Signature, arrays: Mapping[str, Any]) -> list[str]:
     """Return the inputs whose axis 0 has another name or none, and as many rows as the batch."""
     rows = {name: _rows(arrays[name]) for name in arrays}
     wanted = next((rows[name] for name in sig.carried if rows[name] is not None), None)
@@ -186,14 +187,15 @@ def _rows(value: Any) -> float | None:
     shape = shape_of(value)
     if not shape:
         return None
-    # Of unknown rows, which are nan, the number of chunks counts.
+    # Unknown rows are nan, so the numbers of chunks are compared.
     return shape[0] if shape[0] == shape[0] else -len(value.chunks[0])
 
 
-def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, ...]:
+def _check_names(sig: Signature, names: Collection[str], title: str) -> tuple[str, ...]:
     if not isinstance(names, Collection):
         raise InputError(
-            f"{title}: batch_inputs={names!r}, wanted names of inputs: {', '.join(s.name for s in sig.inputs)}"
+            f"{title}: batch_inputs={names!r}, wanted names of inputs:"
+            f" {', '.join(s.name for s in sig.inputs)}"
         )
     wanted = (names,) if isinstance(names, str) else tuple(names)
     known = {s.name: s for s in sig.inputs}
@@ -205,15 +207,15 @@ def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, .
     if fixed:
         listed = "; ".join(map(str, fixed))
         raise InputError(
-            f"{title}: batch_inputs= names inputs without an open axis 0, which cannot be cut: {listed}; leave them out"
+            f"{title}: batch_inputs= names inputs without an open axis 0, which cannot be cut: {listed};"
+            " leave them out"
         )
     symbols = {s.shape[0] for s in sig.inputs if s.name in wanted and s.shape} - {None}
     left = [s.name for s in sig.inputs if s.name not in wanted and s.shape and s.shape[0] in symbols]
     if left:
         raise InputError(
-            f"{title}: batch_inputs= leaves out {', '.join(map(repr, left))}, whose axis 0 has the same name as"
-            f" that of an"
-            " input that is cut; name them too"
+            f"{title}: batch_inputs= leaves out {', '.join(map(repr, left))}, whose axis 0 has the same name"
+            " as axis 0 of an input that is cut; name them too"
         )
     return wanted
 
@@ -221,10 +223,10 @@ def _checked(sig: Signature, names: Collection[str], title: str) -> tuple[str, .
 # ---- chunks --------------------------------------------------------------------------------------------------
 
 
-def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch_size: int | None) -> dict[str, Any]:
-    """Return the inputs, of which those of dask of these names have chunks of `batch_size` rows.
+def _rechunk(arrays: Mapping[str, Any], names: Collection[str], batch_size: int | None) -> dict[str, Any]:
+    """Return the inputs; the dask arrays among these names have chunks of `batch_size` rows.
 
-    If there are such, all dask arrays have one chunk along the other axes, as a task takes whole rows.
+    If there are any, all dask arrays have one chunk along the other axes, because a task reads whole rows.
     """
     made = dict(arrays)
     if not any(is_dask_array(arrays[name]) for name in names):
@@ -236,9 +238,9 @@ def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch_size: in
         if batch_size is not None and name in names:
             if any(n != n for n in array.chunks[0]):
                 raise InputError(
-                    f"input {name!r} is a dask array whose chunks have unknown sizes, so batch_size={batch_size}"
-                    f" cannot cut it;"
-                    " call .compute_chunk_sizes() first, or leave batch_size= out"
+                    f"input {name!r} is a dask array whose chunks have unknown sizes, so"
+                    f" batch_size={batch_size} cannot cut it; call .compute_chunk_sizes() first, or leave"
+                    " batch_size= out"
                 )
             sizes[0] = batch_size
         made[name] = array.rechunk(sizes) if sizes else array
@@ -246,7 +248,7 @@ def _rechunked(arrays: Mapping[str, Any], names: Collection[str], batch_size: in
 
 
 def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch_size: int | None) -> tuple[int, ...] | None:
-    """Return the rows of each chunk, or None when the inputs are taken whole."""
+    """Return the rows of each chunk, or None if the inputs are not cut."""
     carried = {name: arrays[name] for name in sig.carried}
     chunked = {name: tuple(a.chunks[0]) for name, a in carried.items() if is_dask_array(a)}
     # Sizes that dask does not know are nan, which equals nothing: they are not compared, and neither is their sum.
@@ -269,11 +271,11 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch_size: int | Non
     if (cutting or splitting) and not all(sig.gives):
         without = [str(s) for s, gives in zip(sig.outputs, sig.gives, strict=True) if not gives]
         more = (
-            f"the model's batch is fixed at 1, and it was given more: pass one row at a time; {_remedy(sig)}"
+            f"the model's batch is fixed at 1, and it got more rows: pass one row at a time; {_remedy(sig)}"
         )
         raise InputError(
             f"outputs without the batch axis cannot be joined from chunks: {without};"
-            f" {more if splitting else AT_ONCE}"
+            f" {more if splitting else IN_ONE_TASK}"
         )
     rows = next(iter(lengths.values()), 0)
     if chunked:
@@ -284,12 +286,12 @@ def _row_chunks(sig: Signature, arrays: Mapping[str, Any], batch_size: int | Non
         chunks = tuple(min(batch_size, rows - start) for start in range(0, rows, batch_size))
     if isinstance(sig.batch, int) and sig.batch > 1 and any(n != sig.batch for n in chunks):
         raise InputError(
-            f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}; run without"
-            f" batch_size=, and with dask arrays of one chunk along axis 0; {_remedy(sig)}"
+            f"the model's batch is fixed at {sig.batch} rows, so it cannot be cut into chunks of {chunks}:"
+            f" run without batch_size=, and with dask arrays of one chunk along axis 0; {_remedy(sig)}"
         )
     return chunks
 
 
 def _remedy(sig: Signature) -> str:
     """Return how to export a model without its fixed batch."""
-    return next((fixed_batch(spec) for spec in sig.inputs if spec.name in sig.carried), "")
+    return next((batch_remedy(spec) for spec in sig.inputs if spec.name in sig.carried), "")

@@ -1,7 +1,7 @@
-"""`Model`: a model as a function, whose calls give dask arrays, and as a Dask collection on inputs of its own.
+"""`Model`: a model as a function whose calls return dask arrays, and as a Dask collection on inputs of its own.
 
-Keys are a function of the model's content, the inputs' content and the bundles, so the same call has the same keys in
-any process.
+Keys depend on the model's content, the inputs' content and the bundles, so the same call has the same keys in any
+process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
-from dask_ferro.lower.inputs.partitions import partitioned
+from dask_ferro.lower.inputs.partitions import map_partitions
 from dask_ferro.lower.inputs.tables import TableForm, table_of
-from dask_ferro.lower.model.bound import BoundModel, bind, checked_batch, with_batched
+from dask_ferro.lower.model.bound import BoundModel, bind, check_batch_size, with_batched
 from dask_ferro.lower.model.render import facts_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.lower.portable import portable
-from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopened
+from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopen
 from dask_ferro.lower.prepared.store import is_temporary
 from dask_ferro.lower.signature import Signature, ValueSpec, comes_later, shape_of, synthetic
 from dask_ferro.lower.worker.models import ModelRef
@@ -47,7 +47,7 @@ def from_onnx(
     granularity: Granularity = "auto",
     outputs: str | Collection[str] | None = None,
 ) -> Any:
-    """Return an ONNX model as a function that gives dask arrays.
+    """Return an ONNX model as a function that returns dask arrays.
 
     Parameters
     ----------
@@ -58,37 +58,38 @@ def from_onnx(
         ``ferro.limits.mapped-above`` bytes is read into memory; the weights of a larger one are mapped from its files,
         which are checked for changes before and after each use.
     inputs : array, dict of arrays by name, tuple of arrays, optional
-        numpy arrays, dask arrays (chunked along the batch axis), delayed values or futures, and what else a call takes.
-        Without inputs the result is a function of them; computing it directly uses seeded synthetic inputs and warns.
+        numpy arrays, dask arrays (chunked along the batch axis), delayed values, futures, or any other input of a
+        call. Without inputs the result is a function of them; computing it directly uses seeded synthetic inputs and
+        warns.
     batch_size : int, optional
         Rows per task, along axis 0 of the inputs; dask arrays are rechunked to it.  Rows that are cut into chunks,
         by `batch_size` or by a dask array, must not depend on each other: a model that certainly combines rows is
         refused; one that may combine them is tested on a few rows, with a warning.  Each task checks that its outputs
         have as many rows as its chunk.
     batch_inputs : str or collection of str, optional
-        The inputs that are cut along axis 0, where their axes 0 have different names or none and the model does not
-        determine it.
+        The inputs that are cut along axis 0.  Needed only if their first axes have different names or none and the
+        model does not determine it.
     granularity : "auto", "op", "model" or float
-        Which nodes run as one task: as few bundles as keep the workers busy ("auto"), one node each ("op"), all
-        nodes ("model"), or bundles of about that many seconds (a float).
+        Which nodes run as one task: as few bundles as keep the workers busy ("auto"), one node each ("op"), all nodes
+        ("model"), or bundles of about that many seconds (a float).
     outputs : str or collection of str, optional
-        The outputs of the model to compute, in this order; by default all.  What only other outputs need (nodes,
-        weights, inputs) is left out of the model: it is neither checked nor computed.
+        The outputs of the model to compute, in this order; by default all.  Nodes, weights and inputs that only other
+        outputs need are left out of the model: they are neither checked nor computed.
 
     Returns
     -------
     Model
-        A function of inputs, and a Dask collection on seeded ones; with `inputs`, what its call gives: a dask.array, or
-        a mapping of several by name.
+        A function of inputs, and a Dask collection on seeded inputs.  If `inputs` is passed, the result of its call:
+        a dask.array, or a mapping of several by name.
 
     Raises
     ------
     ModelError
-        The file is unreadable, inconsistent or unsafe; all problems are reported at once.
+        If the file is unreadable, inconsistent or unsafe; the message lists all problems.
     UnsupportedOpError
-        No engine computes some node.
+        If no engine computes some node.
     InputError
-        Inputs or arguments do not fit, or `outputs` names something else than outputs of the model.
+        If inputs or arguments do not fit, or `outputs` contains names that are not outputs of the model.
 
     Examples
     --------
@@ -98,20 +99,20 @@ def from_onnx(
     >>> ff.from_onnx("classifier.onnx", outputs="label")         # doctest: +SKIP
     """
     config.check()
-    wanted = _checked_granularity(granularity)
+    wanted = _check_granularity(granularity)
     made = Model(open_model(model, outputs=outputs), CallDefaults(batch_size, batch_inputs, wanted))
     return made if inputs is None else made(inputs)
 
 
 class CallDefaults(NamedTuple):
-    """Batch size, inputs that are cut, and granularity of calls that name none."""
+    """Defaults of calls: batch size, inputs that are cut, and granularity."""
 
     batch_size: int | None = None
     batch_inputs: Names = None
     granularity: Granularity = "auto"
 
 
-def _checked_granularity(granularity: Any) -> Granularity:
+def _check_granularity(granularity: Any) -> Granularity:
     if granularity in _GRANULARITIES:
         return granularity  # type: ignore[no-any-return]
     if isinstance(granularity, (int, float)) and not isinstance(granularity, bool) and granularity > 0:
@@ -122,14 +123,14 @@ def _checked_granularity(granularity: Any) -> Granularity:
 
 
 class Model(DaskMethodsMixin):
-    """A model as a function of its inputs, and as a Dask collection on seeded ones.  Made by `from_onnx`.
+    """A model as a function of its inputs, and as a Dask collection on seeded inputs.  Created by `from_onnx`.
 
     Attributes
     ----------
     name : str
-        Of the file or graph.
+        Name of the file or graph.
     digest : str
-        Of the model's content.
+        Digest of the model's content.
     inputs, outputs : mapping
         Name to `ValueSpec` (dtype, shape).
     ops : Counter
@@ -148,7 +149,7 @@ class Model(DaskMethodsMixin):
     def __init__(self, opened: PreparedModel, defaults: CallDefaults) -> None:
         self._opened = opened
         self._defaults = defaults._replace(
-            batch_size=checked_batch(defaults.batch_size, f"model {opened.name!r}")
+            batch_size=check_batch_size(defaults.batch_size, f"model {opened.name!r}")
         )
 
     # -- what it is ----------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Model(DaskMethodsMixin):
 
     @property
     def plan(self) -> Plan:
-        """The plan on inputs of its own: bundles, where outputs come from, projected makespan of one chunk."""
+        """The plan on inputs of its own: bundles, sources of the outputs, projected makespan of one chunk."""
         return self._synthetic.plan
 
     @property
@@ -222,34 +223,34 @@ class Model(DaskMethodsMixin):
         Parameters
         ----------
         *args, **named
-            One array for a model with one input; several arrays in the model's order; a dict by name; or
+            One array for a model with one input, several arrays in the model's order, a dict by name, or
             keywords.  Arrays may be numpy arrays, dask arrays (chunked along axis 0), delayed values, futures.
             Or one table: a data frame of pandas, polars, pyarrow or dask.dataframe, or a dict of columns.  Each input
             takes the column of its name.  A model with one input of two axes takes the columns that its metadata names
-            ("feature_names": a JSON list, or separated by commas), else all in their order, with a warning where they
-            have names.
-            Or xarray's DataArrays, or one Dataset, of which each input takes the variable of its name.
+            ("feature_names": a JSON list, or separated by commas), otherwise all columns in their order, with a
+            warning if they have names.
+            Or xarray's DataArrays, or one Dataset; each input reads the variable of its name.
         batch_size : int, optional
             Rows per task, along axis 0; dask arrays are rechunked to it.  Rows that are cut into chunks, by
             `batch_size` or by a dask array, must not depend on each other.
         batch_inputs : str or collection of str, optional
-            The inputs that are cut.  By default those whose axis 0 has the name of the batch, and all others with
-            other names or none that have as many rows, if the model then computes each row by itself.
+            The inputs to split into chunks.  By default all inputs whose first axis has the name of the batch axis,
+            plus other inputs of the same length if the model provably computes each of their rows independently.
         dims : str or sequence of str, optional
-            Of xarray's arrays, the batch dimension; or all dimensions in the order of the model's axes.
+            For xarray's arrays, the batch dimension, or all dimensions in the order of the model's axes.
 
         Returns
         -------
         dask.array, or for several outputs a mapping of them by name, which unpacks in the model's order
-            A delayed value of what is no array (a sequence, a map) or has no known dtype or number of axes.  Of a
-            dask.dataframe, a dask.dataframe with the same divisions, computed partition by partition, with a column for
-            each output (``name_0``, ``name_1``, ... where it has two axes).  Of xarray's arrays, a DataArray (one
-            output) or a Dataset on dask arrays, with the dimensions and coordinates of the inputs.
+            A delayed value if an output is not an array (a sequence, a map) or has no known dtype or number of axes.
+            For a dask.dataframe, a dask.dataframe with the same divisions, computed partition by partition, with a
+            column for each output (``name_0``, ``name_1``, ... if it has two axes).  For xarray's arrays, a DataArray
+            (one output) or a Dataset on dask arrays, with the dimensions and coordinates of the inputs.
 
         Raises
         ------
         InputError
-            Names, dtypes, shapes or chunks that do not fit the model; all of them at once.
+            If names, dtypes, shapes or chunks do not fit the model; the message lists all of them.
         """
         # Dask's arrays are imported with the first call.
         from dask_ferro.lower.model.lowering import outputs_of
@@ -257,7 +258,7 @@ class Model(DaskMethodsMixin):
         options = {"batch_size": batch_size, "batch_inputs": batch_inputs, "dims": dims}
         table = args[0] if len(args) == 1 and not named else None
         if type(table).__module__.startswith("dask.dataframe") and getattr(table, "ndim", 0) == 2:
-            return partitioned(self, table, self._opened.signature, options, self._title)
+            return map_partitions(self, table, self._opened.signature, options, self._title)
         bound, labels, _ = self._bound(args, named, options)
         made = outputs_of(bound, live_client())
         if labels is None:
@@ -274,7 +275,7 @@ class Model(DaskMethodsMixin):
         dims: Any = None,
         **named: Any,
     ) -> BoundModel:
-        """Return a call, whose arguments these are, before it is a graph: its bundles and the number of its chunks."""
+        """Return a call with these arguments before it is a graph: its bundles and the number of its chunks."""
         options = {"batch_size": batch_size, "batch_inputs": batch_inputs, "dims": dims}
         return self._bound(args, named, options)[0]
 
@@ -285,7 +286,7 @@ class Model(DaskMethodsMixin):
     def _bound(
         self, args: tuple[Any, ...], named: dict[str, Any], options: dict[str, Any], *, at_once: bool = False
     ) -> tuple[BoundModel, LabelledInputs | None, TableForm | None]:
-        """Return the model on the inputs of a call, with what their results need to be labelled or a table.
+        """Return the model on the inputs of a call, with the labels or the table form of the results.
 
         `at_once`: the call computes its results in this process.
         """
@@ -299,7 +300,9 @@ class Model(DaskMethodsMixin):
         settings = defaults._replace(**chosen)._asdict()
         bound = bind(opened, given if table is None else table.arrays, **settings)
         if at_once and (lazy := [name for name, array in bound.arrays.items() if comes_later(array)]):
-            raise InputError(f"{title}: predict computes at once, and {lazy} is lazy: call model(x) instead")
+            raise InputError(
+                f"{title}: predict computes immediately, and {lazy} is lazy: call model(x) instead"
+            )
         _check_chunks(bound)
         return bound, labels, None if table is None else table.form
 
@@ -312,7 +315,7 @@ class Model(DaskMethodsMixin):
         dims: Any = None,
         **named: Any,
     ) -> Any:
-        """Return the model's outputs on arrays, computed at once in this process.
+        """Return the model's outputs on arrays, computed immediately in this process.
 
         It is a function for tasks: ``client.map(model.predict, parts)``, ``table.map_partitions(model.predict)``,
         ``x.map_blocks(model.predict, dtype=..., chunks=...)``.  A model from a file is sent as its path, one from bytes
@@ -321,21 +324,23 @@ class Model(DaskMethodsMixin):
         Parameters
         ----------
         *args, **named
-            numpy arrays: one for a model with one input; several in the model's order; a dict by name; or keywords.
-            Or one table in memory, or xarray's arrays, as a call of the model takes them.
+            numpy arrays: one for a model with one input, several in the model's order, a dict by name, or keywords.
+            Or one table in memory, or xarray's arrays, as in a call of the model.
         batch_size, batch_inputs, dims : optional
-            As in a call of the model; batches are computed one after the other, by default all rows at once.
+            The same as in a call of the model.  Batches are computed one after the other; by default all rows are one
+            batch.
 
         Returns
         -------
         array, or dict of arrays by name, or table, DataArray or Dataset
-            For one output or several; dtypes and shapes as `outputs` says.  Of a table, a table of the same library.
+            For one output or several, with the dtypes and shapes of `outputs`.  For a table, a table of the same
+            library.
 
         Raises
         ------
         InputError
-            Names, dtypes or shapes that do not fit the model, all at once; a value that is lazy; in another process,
-            a file that is missing or has changed.
+            If names, dtypes or shapes do not fit the model (all are listed), if a value is lazy, or if, in another
+            process, the file is missing or has changed.
 
         Examples
         --------
@@ -413,23 +418,23 @@ class Model(DaskMethodsMixin):
 
 
 def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefaults) -> Model:
-    return Model(reopened(ref, content, name), defaults)
+    return Model(reopen(ref, content, name), defaults)
 
 
-def opened_of(model: Model) -> PreparedModel:
-    """Return the loaded model of a graph, its signature and plans: for what shows, compares or streams it."""
+def prepared_of(model: Model) -> PreparedModel:
+    """Return the loaded model of a graph, its signature and plans, for code that shows, compares or streams it."""
     return model._opened
 
 
 def defaults_of(model: Model) -> CallDefaults:
-    """Return the settings of calls that name none."""
+    """Return the default settings of calls."""
     return model._defaults
 
 
 def _inputs_by_name(
     sig: Signature, args: tuple[object, ...], named: dict[str, object], options: dict[str, object], title: str
 ) -> Any:
-    """Return the inputs of a call as `bind` takes them; raises `InputError` where they and options are mixed up."""
+    """Return the inputs of a call as `bind` takes them; raises `InputError` if they are mixed up with options."""
     names = {spec.name for spec in sig.inputs}
     if clashes := [option for option, value in options.items() if option in names and shape_of(value)]:
         raise InputError(
@@ -438,7 +443,9 @@ def _inputs_by_name(
     if not (args and named):
         return named if named else (args[0] if len(args) == 1 else args)
     unknown = ", ".join(name for name in named if name not in names)
-    why = f"{unknown} is no input, and options of a call are {', '.join(options)}; from_onnx has others"
+    why = (
+        f"{unknown} is not an input; the options of a call are {', '.join(options)}, and from_onnx has others"
+    )
     raise InputError(f"{title}: {why if unknown else 'pass inputs by position or by name, not both'}")
 
 

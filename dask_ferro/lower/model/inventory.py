@@ -1,7 +1,7 @@
-"""Inventory of a model before it runs: operators, engines, costs, bundles and problems.
+"""Take the inventory of a model before it runs: operators, engines, costs, bundles and problems.
 
-The value behind `dask ferro inspect`: what loading, routing, costing and bundling say about one model, and all
-of its problems at once.  Durations are projected seconds on one thread, sizes bytes.
+The value behind `dask ferro inspect`: the results of loading, routing, costing and bundling one model, and all of its
+problems.  Durations are projected seconds on one thread, sizes bytes.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Inventory:
     mapped: tuple[str, ...]
     inputs: tuple[ValueSpec, ...]
     outputs: tuple[ValueSpec, ...]
-    # Rows that the costs are projected for; open dimensions but the batch count as 1.
+    # Rows that the costs are projected for; open dimensions except the batch count as 1.
     rows: int
     # One for each operator, the most seconds first.
     ops: tuple[OpRow, ...]
-    # How many nodes of each operator each engine computes, as routed ("none" where no engine does), and could compute.
+    # How many nodes of each operator each engine computes, as routed ("none" if no engine does), and could compute.
     engines: Mapping[str, Mapping[str, int]]
     able: Mapping[str, Mapping[str, int]]
     # None when there are problems.
@@ -94,23 +94,23 @@ def inventory(
     ----------
     path : str
     batch : int, optional
-        Rows to project costs for; 1, or the model's fixed batch size, if not given.
+        Rows to project costs for; default: 1, or the model's fixed batch size.
     granularity : "auto", "op", "model" or float
     workers : int, optional
-        Threads to cut the model for; the cores of this machine if not given.
+        Threads to cut the model for; default: the cores of this machine.
 
     Raises
     ------
     ModelError, UnsupportedOpError
-        When the file cannot be loaded at all.
+        If the file cannot be loaded at all.
     InputError
-        A `batch` that the model does not take.
+        If the model does not accept `batch`.
     """
     loaded = load(path, limits=limits())
     sig = signature(loaded.model, infer(loaded.model))
-    rows, types = _at(loaded, sig, batch, path)
+    rows, types = _types_at(loaded, sig, batch, path)
     cost, rated = model_cost(loaded.model, types), support(loaded.model)
-    # A node that no engine computes is a row of the inventory, not an error: it is what one asks for.
+    # A node that no engine computes is a row of the inventory, not an error: the inventory has to show it.
     problems = tuple(s.problem for s in rated if s.problem)
     made = None
     if not problems:
@@ -148,7 +148,9 @@ def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
     return chosen
 
 
-def _at(loaded: Loaded, sig: Signature, batch: int | None, path: str) -> tuple[int, Mapping[str, ValueType]]:
+def _types_at(
+    loaded: Loaded, sig: Signature, batch: int | None, path: str
+) -> tuple[int, Mapping[str, ValueType]]:
     # An open batch is priced for one row, so that costs of models compare.
     if isinstance(sig.batch, str):
         return batch or 1, infer(loaded.model, dims={sig.batch: batch or 1})

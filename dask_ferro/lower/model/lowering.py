@@ -1,11 +1,11 @@
-"""A model on its inputs as a Dask graph, and its outputs as collections: a dask array each, a mapping of several.
+"""Lower a model on its inputs to a Dask graph, and its outputs to collections: a dask array each, a mapping of several.
 
 Names decide policy in Dask: the prefix (model and main operator) collects durations, so there are few of them;
 chunks of one bundle share a group, so that a long batch is queued at the scheduler instead of pushed to workers.
 
-What has no rows or no known number of axes (a sequence, a map, the result of an operator that inference does not know)
-is a delayed value.  Where only a run tells how wide the rows are, each chunk is compared with the first one: a list of
-texts that is as wide as its longest row has another width in each chunk.
+An output without rows or a known number of axes (a sequence, a map, the result of an operator that inference does not
+know) is a delayed value.  If only a run determines the width of the rows, each chunk is compared with the first one:
+a list of texts that is as wide as its longest row has another width in each chunk.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from tlz import merge
 
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import InputError
-from dask_ferro.flow.task_cost import CALL, TaskCost, guessed_cost
+from dask_ferro.flow.task_cost import CALL, TaskCost, guess_cost
 from dask_ferro.graph.bundling.plan import MODEL_INPUT, Bundle, ValueSource
 from dask_ferro.graph.ir.nodes import value_bytes
-from dask_ferro.lower.annotations import ByHead, about
+from dask_ferro.lower.annotations import ByHead, task_annotation
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.layer import (
-    Feed,
     Key,
     KeySeries,
     KeysOrValue,
     LazyLayer,
     Literal,
     RunLengths,
+    TaskInput,
     TaskSeries,
-    embedded,
-    feed,
+    embed_input,
+    task_input,
 )
 from dask_ferro.lower.model.bound import BoundModel
 from dask_ferro.lower.portable import PortableCall, PortableTask
 from dask_ferro.lower.signature import Dim, comes_later
 from dask_ferro.lower.upstream import List, TaskRef
-from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, joined, pick, shape_at, together_by_name
+from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, join_chunks, pick, shape_at, together_by_name
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 from dask_ferro.trace import ABOUT
 
@@ -56,10 +56,10 @@ from dask_ferro.trace import ABOUT
 def outputs_of(bound: BoundModel, client: Any) -> Any:
     """Return the output of a model on its inputs, a dask array or a delayed value; `Outputs` of several.
 
-    The workers of `client` are asked whether they see the model's file.
+    The client asks its workers whether they see the model's file.
     """
     tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
-    feeds = _feeds(bound, lambda name, value, rows: feed(name, value, rows, tokens[name]))
+    feeds = _feeds(bound, lambda name, value, rows: task_input(name, value, rows, tokens[name]))
     copy = None if client is None else copy_for(bound.model.loaded, bound.model.ref.path, client)
     made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True)
     return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)
@@ -67,13 +67,13 @@ def outputs_of(bound: BoundModel, client: Any) -> Any:
 
 def values_of(bound: BoundModel) -> dict[str, Any]:
     """Return the outputs of a model on its inputs by name, computed in this process."""
-    # No other graph has these keys, so they need not name the content of the inputs.
-    made = lower(bound, _feeds(bound, embedded), None, None, are_arrays=False)
+    # No other graph has these keys, so they need not depend on the content of the inputs.
+    made = lower(bound, _feeds(bound, embed_input), None, None, are_arrays=False)
     return assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
 
 
-def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], Feed]) -> list[Feed]:
-    """Return the inputs as tasks read them; `of` makes each of its name, its value, and the rows of its chunks."""
+def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], TaskInput]) -> list[TaskInput]:
+    """Return the inputs as tasks read them; `of` builds each from its name, its value, and the rows of its chunks."""
     sig = bound.model.signature
     return [
         of(spec.name, bound.arrays[spec.name], bound.rows if carries else None)
@@ -85,44 +85,44 @@ def _feeds(bound: BoundModel, of: Callable[[str, Any, tuple[int, ...] | None], F
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """A Dask graph of a model on its inputs, and where its outputs are."""
+class ModelGraph:
+    """A Dask graph of a model on its inputs, and the places of its outputs."""
 
     graph: HighLevelGraph
     # The layer of the bundles.
     layer_name: str
-    # Of model, inputs and plan.
+    # Token of model, inputs and plan.
     token: str
     # Keys of each bundle.
     series: tuple[KeySeries, ...]
     bound: BoundModel
 
     def source(self, index: int) -> tuple[KeySeries, int | None]:
-        """Return the keys of the bundle that holds an output, and its place there; None: it is the only one."""
+        """Return the keys of the bundle that holds an output, and the position in its tuple; None: its only output."""
         source = self.bound.plan.outputs[index]
         is_only = len(self.bound.plan.bundles[source.bundle].outputs) == 1
         return self.series[source.bundle], None if is_only else source.place
 
     @property
     def keys(self) -> list[list[Key]]:
-        """The keys to compute: those of each output's chunks."""
+        """The keys to compute, which are the keys of each output's chunks."""
         sources = (self.source(index)[0] for index in range(len(self.bound.plan.outputs)))
         return [list(map(source.at, range(self.bound.chunks))) for source in sources]
 
     @property
     def places(self) -> dict[str, int | None]:
-        """Where each output lies in its bundle's values; None: it is the value."""
+        """The position of each output in its bundle's values; None: it is the value."""
         return {spec.name: self.source(i)[1] for i, spec in enumerate(self.bound.model.signature.outputs)}
 
 
 def lower(
-    bound: BoundModel, feeds: Sequence[Feed], copy: Feed | None, tokens: object, *, are_arrays: bool
-) -> Lowered:
+    bound: BoundModel, feeds: Sequence[TaskInput], copy: TaskInput | None, tokens: object, *, are_arrays: bool
+) -> ModelGraph:
     """Return the Dask graph of a model on its inputs.
 
     `copy` is the model's content, for workers that cannot see its file, and `tokens` identifies the inputs.
-    `are_arrays` tells whether the outputs become dask arrays, whose shapes hold; else they have the shapes that are
-    computed.
+    `are_arrays` states whether the outputs become dask arrays, whose shapes are binding; otherwise they have the
+    computed shapes.
     """
     model, bundles = bound.model, bound.plan.bundles
     refs = tuple(_bundle_ref(bound, n, are_arrays=are_arrays) for n in range(len(bundles)))
@@ -145,7 +145,7 @@ def lower(
         )
         for ref, keys, bundle in zip(refs, series, bundles, strict=True)
     ]
-    annotations = {**_about(bound, series), **dask.get_annotations()}  # type: ignore[attr-defined]
+    annotations = {**_region_annotation(bound, series), **dask.get_annotations()}  # type: ignore[attr-defined]
     layer = LazyLayer(tasks, annotations or None)
     sources = bound.plan.outputs
     name = series[sources[0].bundle].head[0] if sources else f"ferro-{token}"
@@ -153,7 +153,7 @@ def lower(
     layers = merge(*(one.layers for one in below), {name: layer})
     tops = {one.top for one in below if one.top is not None}
     needs = merge(*(one.dependencies for one in below), {name: tops})
-    return Lowered(HighLevelGraph(layers, needs), name, token, series, bound)
+    return ModelGraph(HighLevelGraph(layers, needs), name, token, series, bound)
 
 
 def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRef:
@@ -182,7 +182,7 @@ def _bundle_ref(bound: BoundModel, number: int, *, are_arrays: bool) -> BundleRe
 def _output_check(bound: BoundModel, number: int, *, are_arrays: bool) -> OutputCheck | None:
     plan, sig = bound.plan, bound.model.signature
     is_cut = bound.rows is not None and (bound.chunks > 1 or bound.has_dask_rows)
-    # Of a model of batch 1 that is run row by row, the rows are not those that were inferred.
+    # If a model of batch 1 is run row by row, its rows are not the inferred rows.
     is_whole = not (is_cut or bound.splits)
     outputs = tuple(
         (
@@ -205,14 +205,14 @@ def _output_check(bound: BoundModel, number: int, *, are_arrays: bool) -> Output
 
 
 def _sizes(bound: BoundModel, name: str, first: int) -> Sizes:
-    """Return the sizes of an output as far as they are known, from the axis `first` on."""
+    """Return the sizes of an output as far as they are known, beginning with the axis `first`."""
     shape = bound.sized.types[name].shape
     if shape is None:
         return None
     return tuple(d if isinstance(d, int) and axis >= first else None for axis, d in enumerate(shape))
 
 
-def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
+def _region_annotation(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     """Return the annotation that names each bundle's regions; {} for a graph without regions."""
     loaded = bound.model.loaded
     if not loaded.has_regions:
@@ -220,13 +220,13 @@ def _about(bound: BoundModel, series: Sequence[KeySeries]) -> dict[str, Any]:
     nodes = list(loaded.model.graph)
     found = ByHead()
     for keys, bundle in zip(series, bound.plan.bundles, strict=True):
-        found[keys.head] = tuple(about(nodes[i] for i in bundle.nodes))
+        found[keys.head] = tuple(task_annotation(nodes[i] for i in bundle.nodes))
     return {ABOUT: found}
 
 
 def _cost(bound: BoundModel, bundle: Bundle) -> TaskCost:
     """Return the projected cost of a bundle."""
-    return guessed_cost(bundle.seconds, sum(value_bytes(bound.sized.types[name]) for name in bundle.outputs))
+    return guess_cost(bundle.seconds, sum(value_bytes(bound.sized.types[name]) for name in bundle.outputs))
 
 
 def _origin(source: ValueSource) -> tuple[int, int]:
@@ -238,7 +238,9 @@ def _origins(bundle: Bundle) -> list[tuple[int, int]]:
     return list(dict.fromkeys(_origin(s) for s in bundle.sources))
 
 
-def _arguments(bundle: Bundle, feeds: Sequence[Feed], series: Sequence[KeySeries]) -> tuple[KeysOrValue, ...]:
+def _arguments(
+    bundle: Bundle, feeds: Sequence[TaskInput], series: Sequence[KeySeries]
+) -> tuple[KeysOrValue, ...]:
     return tuple(
         feeds[index].source if number == MODEL_INPUT else series[number] for number, index in _origins(bundle)
     )
@@ -246,13 +248,13 @@ def _arguments(bundle: Bundle, feeds: Sequence[Feed], series: Sequence[KeySeries
 
 def _series(bound: BoundModel, token: str, number: int) -> KeySeries:
     bundle = bound.plan.bundles[number]
-    # Dask collects durations by this name: the operator of most nodes tells bundles apart.
+    # Dask collects durations by this name; the most frequent operator distinguishes bundles.
     op = max(bundle.ops, key=lambda name: (bundle.ops[name], name), default="identity").lower()
     cost = blake2b(repr((sorted(bundle.ops.items()), bundle.cost)).encode(), digest_size=4).hexdigest()
     name = f"{_label(bound.model.name)}-{op}-{cost}{CALL}{token}"
     is_output = any(s.bundle == number for s in bound.plan.outputs)
     if is_output and len(bundle.outputs) == 1:
-        # As a dask array names its chunks: the chunk, and a zero for each other axis.
+        # Like the keys of a dask array: the chunk, and a zero for each other axis.
         shape = bound.sized.types[bundle.outputs[0]].shape
         return KeySeries((f"{name}-{number}",), (0,) * (len(shape) - 1) if shape else ())
     # Chunks of one bundle are a group of their own: independent, so they can be queued.
@@ -262,7 +264,7 @@ def _series(bound: BoundModel, token: str, number: int) -> KeySeries:
 
 
 def _label(name: str) -> str:
-    """Return a name that Dask takes for one word of a key's prefix."""
+    """Return a name that Dask treats as one word of a key's prefix."""
     label = re.sub(r"\W+", "_", name).strip("_") or "model"
     return label if label[0].isalpha() else f"m_{label}"
 
@@ -273,14 +275,14 @@ def _label(name: str) -> str:
 class Outputs(Mapping[str, Any], DaskMethodsMixin):
     """The outputs of a model by name, in its order: ``label, scores = model(x)``; all are computed together.
 
-    Its iterator yields the outputs and not their names, so that it unpacks; `keys()` and `items()` are those of a dict.
-    It is no dict itself, as a client takes dicts apart.
+    Its iterator yields the outputs and not their names, so that it unpacks; `keys()` and `items()` are like a dict's.
+    It is not a dict itself, because a client takes dicts apart.
     """
 
     __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
     __dask_scheduler__ = staticmethod(da.Array.__dask_scheduler__)
 
-    def __init__(self, made: Lowered) -> None:
+    def __init__(self, made: ModelGraph) -> None:
         self._arrays = {name: _output(made, i) for i, name in enumerate(made.places)}
         self._made = made
 
@@ -335,15 +337,15 @@ class Outputs(Mapping[str, Any], DaskMethodsMixin):
         return Outputs(replace(self._made, graph=held, layer_name=name))
 
 
-def _output(made: Lowered, index: int) -> Any:
+def _output(made: ModelGraph, index: int) -> Any:
     bound, sig = made.bound, made.bound.model.signature
     spec, shape = sig.outputs[index], bound.sized.types[sig.outputs[index].name].shape
     if spec.dtype is None or shape is None:
-        return _delayed(made, index)
+        return _to_delayed(made, index)
     if bound.rows is not None and not (shape and (sig.fixed_rows or _may_have(shape[0], bound.rows))):
         raise InputError(
-            f"model {bound.model.name!r}: output {spec} does not carry the batch axis, so it cannot be joined from"
-            " chunks; run it on all rows at once (no batch_size=, and numpy arrays)"
+            f"model {bound.model.name!r}: output {spec} does not carry the batch axis, so it cannot be"
+            " joined from chunks; run it on all rows in one task (no batch_size=, and numpy arrays)"
         )
     sizes: list[tuple[float, ...]] = [(d if isinstance(d, int) else np.nan,) for d in shape]
     if bound.rows is not None:
@@ -362,12 +364,12 @@ def _output(made: Lowered, index: int) -> Any:
     elif name not in made.graph.layers:
         # A dask array is named after a layer: here an empty one, over the layer that has its keys.
         top = MaterializedLayer({})
-    graph = made.graph if top is None else _over(made, name, top)
+    graph = made.graph if top is None else _add_layer(made, name, top)
     return da.Array(graph, name, tuple(sizes), dtype=spec.dtype)
 
 
-def _picks(made: Lowered, index: int, series: KeySeries, *, is_open: bool) -> list[TaskSeries]:
-    """Return tasks that pick one output of a bundle; where its axes are open, they compare it with the first chunk."""
+def _picks(made: ModelGraph, index: int, series: KeySeries, *, is_open: bool) -> list[TaskSeries]:
+    """Return tasks that pick one output of a bundle; if its axes are open, they compare it with the first chunk."""
     (source, place), chunks, model = made.source(index), made.bound.chunks, made.bound.model
     picked = (source, Literal((place,)))
     if not is_open:
@@ -380,16 +382,16 @@ def _picks(made: Lowered, index: int, series: KeySeries, *, is_open: bool) -> li
     ]
 
 
-def _delayed(made: Lowered, index: int) -> Delayed:
+def _to_delayed(made: ModelGraph, index: int) -> Delayed:
     (source, place), model = made.source(index), made.bound.model
     name = f"ferro-output-{made.token}-{index}"
     parts = List(*(TaskRef(source.at(chunk)) for chunk in range(made.bound.chunks)))
-    task = PortableTask(name, joined, parts, place, model.name, model.signature.outputs[index].name)
-    return Delayed(name, _over(made, name, MaterializedLayer({name: task})))
+    task = PortableTask(name, join_chunks, parts, place, model.name, model.signature.outputs[index].name)
+    return Delayed(name, _add_layer(made, name, MaterializedLayer({name: task})))
 
 
-def _over(made: Lowered, name: str, top: Layer) -> HighLevelGraph:
-    """Return the graph with a layer over that of the bundles."""
+def _add_layer(made: ModelGraph, name: str, top: Layer) -> HighLevelGraph:
+    """Return the graph with a layer on top of the bundles' layer."""
     layers, needs = made.graph.layers, made.graph.dependencies
     return HighLevelGraph({**layers, name: top}, {**needs, name: {made.layer_name}})
 
@@ -406,6 +408,6 @@ def _may_have(size: Dim, rows: Sequence[float]) -> bool:
 def assemble(
     results: Sequence[Sequence[Any]], places: Mapping[str, int | None], model: str
 ) -> dict[str, Any]:
-    """Return outputs by name, of the values of `Lowered.keys` and where each lies in them (`Lowered.places`)."""
+    """Return outputs by name, from the values of `Lowered.keys` and the positions of `Lowered.places`."""
     made = zip(places.items(), results, strict=True)
-    return together_by_name({name: joined(values, place, model, name) for (name, place), values in made})
+    return together_by_name({name: join_chunks(values, place, model, name) for (name, place), values in made})

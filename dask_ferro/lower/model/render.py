@@ -1,4 +1,4 @@
-"""The facts of a model that its text and its card in a notebook show, as labels and texts."""
+"""List the facts of a model that its text and its card in a notebook show, as labels and texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 
 from dask_ferro.engines.selection import route
 from dask_ferro.graph.bundling.plan import Bundle
-from dask_ferro.lower.inputs.tables import described
+from dask_ferro.lower.inputs.tables import describe_columns
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.words import at_most, count, size
 
@@ -18,15 +18,15 @@ Fact = tuple[str, str]
 
 
 def facts_of(opened: PreparedModel, ops: Counter[str], bundles: Sequence[Bundle]) -> list[Fact]:
-    """Return the facts that both forms show; no bundles: it cannot be planned yet."""
+    """Return the facts that both forms show; without bundles, the model cannot be planned yet."""
     common = ", ".join(at_most(_OPS_SHOWN, [f"{n} {op}" for op, n in ops.most_common()], before="and "))
     sig = opened.signature
     return [
         ("inputs", "; ".join(map(str, sig.inputs)) or "none"),
         ("outputs", "; ".join(map(str, sig.outputs))),
-        ("tables", described(sig)),
+        ("tables", describe_columns(sig)),
         ("ops", f"{sum(ops.values())} ({common})"),
-        *_planned(opened, bundles),
+        *_plan_facts(opened, bundles),
         ("weights", _weights(opened)),
     ]
 
@@ -37,7 +37,7 @@ def _weights(opened: PreparedModel) -> str:
     return f"{size(opened.loaded.weight_bytes)}, {parameters:,} parameters in {len(tensors):,} tensors"
 
 
-def _planned(opened: PreparedModel, bundles: Sequence[Bundle]) -> list[Fact]:
+def _plan_facts(opened: PreparedModel, bundles: Sequence[Bundle]) -> list[Fact]:
     if not bundles:
         return [("bundles", "known once it has its inputs")]
     flops, moved = sum(b.flops for b in bundles), sum(b.bytes for b in bundles)

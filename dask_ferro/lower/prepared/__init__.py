@@ -1,1 +1,1 @@
-"""Prepared models: loaded and checked, with everything that is computed once for all calls."""
+"""Prepared models: loaded and checked, with all results that are computed once for all calls."""

@@ -1,6 +1,6 @@
-"""Prepared models: opened, checked and stored where workers find them; each with what is computed once for all calls.
+"""Open models, check them, and store them at a path for workers; each has the values that all calls share.
 
-A caller names a model by a file, an address, bytes or a `ModelProto`; or another process had it open.  Types, costs and
+A model comes from a file, an address, bytes or a `ModelProto`, or another process had it open.  Types, costs and
 plans are computed once for each shape of the inputs.
 """
 
@@ -17,16 +17,16 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines.cache import Cache
-from dask_ferro.engines.selection import Support, supported
+from dask_ferro.engines.selection import Support, check_support
 from dask_ferro.errors import InputError
 from dask_ferro.graph.batch_independence import dependence
 from dask_ferro.graph.bundling.plan import Granularity, Plan, plan
 from dask_ferro.graph.cost.roofline import ModelCost, model_cost
 from dask_ferro.graph.ir.inference import Inference, ValueType
-from dask_ferro.graph.model.load import Loaded, load_own
+from dask_ferro.graph.model.load import Loaded, load_built
 from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
-from dask_ferro.lower.prepared.remote import fetched, is_address
+from dask_ferro.lower.prepared.remote import fetch_model, is_address
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
 from dask_ferro.lower.worker.models import ModelRef, limits, load_once, reference, remember
@@ -34,66 +34,66 @@ from dask_ferro.lower.worker.models import open_model as opened_model
 
 # Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
 _WORTH_CUTTING_S = 0.02
-# Rows are followed in batches of so many: a prime is hardly the size of something else, and never both are.
+# Rows are followed in batches of these sizes: a prime is hardly the size of something else, and never both are.
 _FOLLOWED_ROWS = (251, 509)
-# What is kept for each model: a few for each combination of the inputs' shapes, of which users have few.
-_KEPT = 256
+# Values stored for each model: a few for each combination of the inputs' shapes; users have few combinations.
+_MAX_VALUES = 256
 # Models of other processes that stay open.
-_REOPENED = 8
+_MAX_REOPENED = 8
 _T = TypeVar("_T")
 
 
 def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
-    """Return a model that is loaded and checked, and stored where workers find it; raises as `from_onnx` does.
+    """Return a model that is loaded, checked, and stored at a path for workers; raises as `from_onnx` does.
 
-    An `onnx_ir.Model` that this process made is not checked again.  `outputs` are the names of those to keep.
+    An `onnx_ir.Model` that this process created is not checked again.  `outputs` are the names of the outputs to keep.
     """
     source, name = read_source(source)
     if isinstance(source, (str, os.PathLike)):
         loaded = load_once(source, outputs)
         assert loaded.path is not None
-        return _prepared(loaded, loaded.path, name)
+        return _prepare(loaded, loaded.path, name)
     if isinstance(source, ir.Model):
-        loaded = load_own(source, limits())
-        return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
+        loaded = load_built(source, limits())
+        return _prepare(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
     loaded = load_once(source, outputs)
     is_message = isinstance(source, onnx.ModelProto)
     content = bytes(source.SerializeToString(deterministic=True) if is_message else source)
     path = spool(content)
-    # The caller's object may still change.  The model is not loaded again where it was read from the very bytes, and is
+    # The caller's object may still change.  The model is not loaded again if it was read from these very bytes and is
     # too small to be mapped.
     if len(content) <= limits().mapped_above and loaded.content == content:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
         loaded = load_once(path, loaded.outputs or None)
-    return _prepared(loaded, path, name or loaded.model.graph.name or "model")
+    return _prepare(loaded, path, name or loaded.model.graph.name or "model")
 
 
 def read_source(source: Any) -> tuple[Any, str]:
-    """Return what a caller gave as a model, read from its address if it has one, and its file's name; "": no file."""
+    """Return a caller's model, read from its address if it has one, and the name of its file; "": no file."""
     if isinstance(source, str) and is_address(source):
-        return fetched(source), PurePosixPath(source.partition("?")[0]).stem
+        return fetch_model(source), PurePosixPath(source.partition("?")[0]).stem
     return source, Path(source).stem if isinstance(source, (str, os.PathLike)) else ""
 
 
 def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> PreparedModel:
-    """Return the model of a call, which has inputs of these names in the place of defaults.
+    """Return the model of a call that replaces the defaults of these names with inputs.
 
-    A default is an initializer that is an input too (from IR version 4 on; before, each initializer had to be one).
+    A default is an initializer that is also an input (since IR version 4; before, each initializer had to be an input).
     """
 
     def make() -> PreparedModel:
         proto = onnx.load(model.ref.path, load_external_data=False)
         weights = [tensor for tensor in proto.graph.initializer if tensor.name not in names]
         defaults = {tensor.name for tensor in proto.graph.initializer} & {i.name for i in proto.graph.input}
-        # Another name, which the check of names refuses.
+        # An unknown name, which the check of names refuses.
         if proto.ir_version < 4 or not names <= defaults:
             return model
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in weights):
             raise InputError(
-                f"model {model.name!r}: {', '.join(sorted(names))} replaces a default, which takes a model of one file,"
-                " and this one has external data; store the weights in the model's file"
+                f"model {model.name!r}: {', '.join(sorted(names))} replaces a default, which takes a model"
+                " of one file, and this one has external data; store the weights in the model's file"
             )
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(weights)
@@ -103,32 +103,32 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
     return model.kept(("replaced", names), make)
 
 
-# So that each task of a worker that unpickles a model gets the one that is open.
-_reopened: Cache[PreparedModel] = Cache(_REOPENED, size=None)
+# Each task of a worker that unpickles a model gets the model that is already open.
+_open_models: Cache[PreparedModel] = Cache(_MAX_REOPENED, size=None)
 
 
-def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
+def reopen(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """Return a model that another process had open, opened once in this one.
 
-    `content` is the file's content, if the file goes with the process that made it.
+    `content` is the file's content, if the file is removed with the process that wrote it.
 
     Raises
     ------
     InputError
-        This process does not see the file, or it is another one by now.
+        If this process does not see the file, or the file has been replaced since.
     """
     if content is not None:
         ref = reference(spool(content), ref.digest, ref.outputs)
     loaded = opened_model(ref)
-    return _reopened.get(
-        (ref, name), lambda: _prepared(loaded, ref.path, name), lambda kept: kept.loaded is loaded
+    return _open_models.get(
+        (ref, name), lambda: _prepare(loaded, ref.path, name), lambda kept: kept.loaded is loaded
     )
 
 
-def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
+def _prepare(loaded: Loaded, path: str, name: str) -> PreparedModel:
     """Return a loaded model with its signature and engines, known to the tasks of this process too."""
     inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
-    found = supported(loaded.model, f"cannot run model {name!r}")
+    found = check_support(loaded.model, f"cannot run model {name!r}")
     return PreparedModel(
         loaded, name, remember(loaded, path), inference, signature(loaded.model, inference.types()), found
     )
@@ -151,7 +151,7 @@ class PreparedModel:
 
     loaded: Loaded
     name: str
-    # Where workers find it, and its digest.
+    # Its path for workers, and its digest.
     ref: ModelRef
     inference: Inference
     signature: Signature
@@ -197,7 +197,7 @@ class PreparedModel:
     def row_dependence(self, arrays: Mapping[str, Any]) -> Mapping[str, Finding]:
         """Return the outputs whose rows may depend on each other, with the reasons.
 
-        A model of a fixed batch size has none: it computes that many rows, and says nothing of others.
+        A model with a fixed batch size has none: it computes that many rows, and nothing is known about other numbers.
         """
         sig = self.signature
         if isinstance(sig.batch, int) or not any(sig.carries):
@@ -235,7 +235,7 @@ class PreparedModel:
         """Return the plan of one chunk; chunks run side by side, so each has its share of the threads."""
         sized = self.sized(arrays, rows)
         shared = granularity == "auto" and sized.seconds > _WORTH_CUTTING_S
-        # The number of workers is asked for only where cutting may pay: a cluster answers after a round trip.
+        # The number of workers is requested only if cutting may pay off: a cluster answers after a round trip.
         workers = max(1, ceil(slots() / chunks)) if shared else 1
         return self.kept(
             ("plan", _shapes(arrays), rows, granularity, workers),
@@ -245,11 +245,11 @@ class PreparedModel:
         )
 
     def kept(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return what is kept by a key, which `make` returns the first time."""
+        """Return the value that is stored under a key; `make` computes it the first time."""
         kept = self._by_shape
         if key not in kept:
             made = make()
-            if len(kept) >= _KEPT:
+            if len(kept) >= _MAX_VALUES:
                 del kept[next(iter(kept))]
             kept[key] = made
         return kept[key]  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""Addresses that fsspec reads: https://, s3://, gs://, memory:// and others; models at one.
+"""Read addresses that fsspec knows (https://, s3://, gs://, memory:// and others), and models at such an address.
 
-An address may have a password or a signature, which no message, log or journal may show.
+An address may have a password or a signature; messages, logs and journals never show them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dask_ferro.errors import InputError, ModelError
 
 # The extras that bring what fsspec needs for a kind of address.
 _EXTRAS = {"http": "remote", "https": "remote", "s3": "s3", "s3a": "s3"}
-# Stores whose objects appear whole: a sink is written to these alone.
+# Stores whose objects appear whole: a sink is written only to these.
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 _WEB = ("http", "https")
 # A user and a query of any address in a text, since libraries quote what was sent, with escapes of their own.
@@ -20,14 +20,14 @@ _USER = re.compile(r"(?<=://)(?:[^/@\s'\"]+@|(?![^/@:\s]*:\d{1,5}[/?#])[^/@:\s'\
 _QUERY = re.compile(r"(?<=://)([^?\s'\"]*)\?[^\s'\")]*")
 # In a chain of file systems the next address; a password may have two colons as well.
 _LINK = re.compile(r"::(?=[A-Za-z][\w.+-]*://)")
-# A user with a password, which may have any letter; or a user alone.
+# A user with a password, which may have any letter, or only a user.
 _LOGIN = re.compile(r"[^/@:]*:.*@|[^/@]*@", re.DOTALL)
 # A host with a port, whose path may have an "@".
 _PORT = re.compile(r"[^/@:]*:\d{1,5}(?:[/?#]|$)")
 # In a key of an object a question mark is a letter, unless it begins what looks like a query.
-_SIGNED = re.compile(r"\?[\w.%-]+=[^/]*$")
+_SIGNATURE = re.compile(r"\?[\w.%-]+=[^/]*$")
 # The answers of web servers that have nothing at an address.
-_GONE = (404, 410)
+_NO_FILE_STATUS = (404, 410)
 
 
 class Address(str):
@@ -71,14 +71,14 @@ def _link_without_secrets(link: str) -> str:
     if not slashes:
         return link
     rest = rest[len(_login(link)) :]
-    rest = re.split(r"[?#]", rest, maxsplit=1)[0] if kind_of(link) in _WEB else _SIGNED.sub("", rest)
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0] if kind_of(link) in _WEB else _SIGNATURE.sub("", rest)
     return f"{scheme}://{rest}"
 
 
 def _login(link: str) -> str:
     """Return the user and the password of an address with the "@" at their end, or "".
 
-    A password may have each letter, so that what is before the last "@" belongs to it.
+    A password may contain any letter, so everything before the last "@" belongs to it.
     """
     scheme, _, rest = link.partition("://")
     if scheme.lower() not in OBJECT_STORES and _PORT.match(rest):
@@ -124,7 +124,7 @@ def _without_login(text: str, login: str) -> str:
 
 
 def web_failure(error: BaseException, address: str) -> str | None:
-    """Return why a web server did not answer with a file, or None where it has none.
+    """Return why a web server did not answer with a file; None if it has no such file.
 
     fsspec raises `FileNotFoundError` for each failure of a request, with the failure as its cause.
     """
@@ -132,7 +132,7 @@ def web_failure(error: BaseException, address: str) -> str | None:
     while status is None and error.__cause__ is not None:
         error = error.__cause__
         status = getattr(error, "status", None)
-    if isinstance(error, FileNotFoundError) or status in _GONE:
+    if isinstance(error, FileNotFoundError) or status in _NO_FILE_STATUS:
         return None
     if status is not None:
         return f"its server answers with status {status} ({getattr(error, 'message', '') or 'no reason'})"
@@ -145,20 +145,20 @@ def missing_package(what: str, address: str, error: ImportError) -> InputError:
     extra = _EXTRAS.get(kind)
     remedy = f"pip install 'dask-ferro[{extra}]'" if extra else "install that package"
     return InputError(
-        f"{what} {without_secrets(address)!r}: {error}; fsspec needs it for {kind}://: {remedy}, here and where the"
-        " workers run"
+        f"{what} {without_secrets(address)!r}: {error}; fsspec needs it for {kind}://: {remedy}, here and on"
+        " the workers"
     )
 
 
-def fetched(address: str) -> bytes:
+def fetch_model(address: str) -> bytes:
     """Return the content at an address, read by this process once; workers are sent it.
 
     Raises
     ------
     InputError
-        No installed package reads addresses of this kind.
+        If no installed package reads addresses of this kind.
     ModelError
-        It cannot be read.
+        If it cannot be read.
     """
     # Imported on use: it comes with dask, and few models have an address.
     import fsspec

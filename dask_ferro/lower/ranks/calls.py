@@ -1,15 +1,15 @@
-"""Calls of what ranks compute, on arrays by name: their outputs are sharded arrays, and tasks are written when needed.
+"""Call graphs of ranks on arrays by name: the outputs are sharded arrays, and tasks are written when needed.
 
     arrays --`feed`--> places of the tasks' inputs;  RankTasks, under a name of the call's own --> a layer, a graph
 
 A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`scheduled`).  Calls that follow each
 other, as in a training, have one template:
 
-    call 0   tasks of its own, as its inputs come from anywhere
+    call 0   tasks of its own, because its inputs come from anywhere
     call 1   reads outputs of call 0, and is the template of calls 2, 3, ... (`lower.repeated`)
 
-Dask keeps the tasks that made a part, those of every step before, batches included.  So an input that depends on
-``ferro.ranks.checkpoint-calls`` submissions is fetched by the client, and goes on as an array of the call.
+Dask keeps all tasks that a part depends on: the tasks of every earlier step, batches included.  So an input that
+depends on ``ferro.ranks.checkpoint-calls`` submissions is fetched by the client and becomes an array of the call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Outputs = dict[str, ShardedArray]
 
 
 class RankFunction(ABC):
-    """What ranks compute, as a function of arrays by name."""
+    """A computation of ranks as a function of arrays by name."""
 
     workers: RankWorkers
     mesh: Mesh
@@ -52,7 +52,7 @@ class RankFunction(ABC):
 
     @abstractmethod
     def check(self, arrays: Arrays) -> None:
-        """Raise `InputError` for inputs that are unknown, or have another dtype or layout."""
+        """Raise `InputError` if inputs are unknown, or have another dtype or layout."""
 
     @abstractmethod
     def tasks(self, name: str, arrays: Arrays, later: Collection[str] = ()) -> tuple[RankTasks, Places]:
@@ -73,20 +73,20 @@ class RankFunction(ABC):
         Raises
         ------
         InputError
-            An input that is missing or unknown, or has another dtype, shape or layout than the graph's.
+            If an input is missing or unknown, or has another dtype, shape or layout than the graph's.
 
         Notes
         -----
-        Where persisted inputs depend on ``ferro.ranks.checkpoint-calls`` successive calls or more, it waits for them
-        and fetches them: they are arrays of this call.
+        If persisted inputs depend on ``ferro.ranks.checkpoint-calls`` or more successive calls, the call waits for
+        them and fetches them: they become arrays of this call.
         """
         self.check(arrays)
         arrays = _cut_lineage(arrays)
-        # Not of the content: the scheduler may still release the tasks of an equal call.
+        # It does not depend on the content: the scheduler may still release the tasks of an equal call.
         token = uuid4().hex
         tasks = CallTasks(partial(self._written, token, arrays), self.workers)
         tasks.written()  # so that its errors are raised by the call
-        # A call on the results of another one is submitted together with it, unless that was submitted already.
+        # A call on the results of another call is submitted together with that call, unless it was submitted already.
         sharded = [value for value in arrays.values() if isinstance(value, ShardedArray)]
         depth = max((value.depth + value.tasks.is_fixed for value in sharded), default=1)
         return {
@@ -100,7 +100,7 @@ class RankFunction(ABC):
     def successive(self, each: Sequence[Arrays], follow: Mapping[str, str]) -> list[Outputs]:
         """Return the outputs of calls that follow each other, lazily.
 
-        All but the first lack the inputs in `follow`, which has the output of the call before by input.
+        All calls except the first lack the inputs in `follow`, which maps each to an output of the previous call.
         """
         outputs, rest = [self(each[0])], each[1:]
         arrays = chain.from_iterable(one.values() for one in rest)
@@ -113,7 +113,7 @@ class RankFunction(ABC):
         return outputs
 
     def _repeated(self, first: Outputs, rest: Sequence[Arrays], follow: Mapping[str, str]) -> list[Outputs]:
-        """Return the outputs of calls on `rest`, each on outputs of the one before, the first on those of `first`."""
+        """Return the outputs of calls on `rest`, each on outputs of the previous call; `first` is the call before."""
         token = uuid4().hex
         tasks = CallTasks(partial(self._written_repeats, token, first, rest, follow), self.workers)
         tasks.written()  # so that its errors are raised by the call
@@ -134,7 +134,7 @@ class RankFunction(ABC):
             before, after = start[name].places, places[end]
             assert [place.index for place in before] == [place.index for place in after]
             carry |= {one.key: other.key for one, other in zip(before, after, strict=True)}
-        # The results of a rank in all repeats are one tuple, of which each output has its item.
+        # The results of a rank in all repeats are one tuple; each output is an item of it.
         packed = tasks.pack(f"spmd-ends-{token}", places, times=len(rest))
         ends = {_repeat_name(end, n): own for n, each in enumerate(packed) for end, own in each.items()}
         repeats = RepeatedTasks(token, tasks.tasks, carry, [tasks.parts(arrays) for arrays in rest])
@@ -151,7 +151,7 @@ def member_tuples(arrays: Outputs, apart: Collection[str], workers: RankWorkers)
     Those in `apart`, which the caller reads, are in tuples of their own, with other small ones.
     """
     token = uuid4().hex
-    # What all members may read, as a count of steps, takes its tuple along.
+    # A value that all members may read, such as a count of steps, is sent with its whole tuple.
     small = {*apart, *(name for name, array in arrays.items() if array.port.is_small)}
 
     def write(homes: Homes) -> CallGraph:
@@ -170,7 +170,7 @@ def member_tuples(arrays: Outputs, apart: Collection[str], workers: RankWorkers)
 
 
 def _cut_lineage(arrays: Arrays) -> Arrays:
-    """Return the inputs of a call, of which those that depend on too many submissions are arrays of this process."""
+    """Return the inputs of a call; inputs that depend on too many submissions become arrays of this process."""
     client, most = live_client(), config.value("ranks.checkpoint-calls")
     if client is None or most is None:
         return arrays

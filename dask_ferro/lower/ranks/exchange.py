@@ -1,13 +1,13 @@
-"""A bucket of collectives as tasks: the messages between ranks, and the order of summation.
+"""Write a bucket of collectives as tasks: the messages between ranks, and the order of summation.
 
-An edge between tasks of two workers is the send, which the thread that computed the value does in a flow.
+An edge between tasks of two workers is a message; in a flow the thread that computed the value sends it.
 
     star       every rank reads all terms and sums them itself.  One hop; each rank gets (n - 1) B.
     exchange   each rank sums a share of all terms' elements, and reads the shares of the others.  Each rank gets
                2 (n - 1) / n B.
 
-An exchange moves what a ring moves, in 2 hops where a ring takes 2 (n - 1).  Terms are summed by rank, whichever
-arrives first, and the form depends on kind, sizes and number of ranks alone: sums are the same bits from run to run.
+An exchange moves as many bytes as a ring, in 2 hops instead of 2 (n - 1).  Terms are summed by rank, whichever
+arrives first, and the form depends only on kind, sizes and number of ranks: sums have the same bits in every run.
 Sizes are bytes.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from dask_ferro.engines.collectives import flat_piece, joined, piece, reduced, unflattened
+from dask_ferro.engines.collectives import flat_piece, join_pieces, piece, reduce_arrays, unflatten
 from dask_ferro.graph.sharding.segments import Bucket
 
 Form = Literal["star", "exchange"]
@@ -61,7 +61,7 @@ def form(bucket: Bucket) -> Form:
     """Return the form in which a bucket is exchanged.
 
     1. A star for AllGather: its terms are read as they are, and no form moves less.
-    2. An exchange, where it saves each rank enough bytes.
+    2. An exchange, if it saves each rank enough bytes.
     3. A star for all others.
     """
     ranks = len(bucket.ranks)
@@ -76,7 +76,7 @@ def form(bucket: Bucket) -> Form:
 def exchange(
     name: Name, bucket: Bucket, terms: Sequence[Key], are_read: Sequence[bool]
 ) -> tuple[list[ExchangeTask], tuple[Key, ...]]:
-    """Return the tasks of a bucket, and the key of each rank's result: a tuple of arrays, as each rank's terms are.
+    """Return the tasks of a bucket, and the key of each rank's result: a tuple of arrays, like each rank's terms.
 
     A result that is not read has no task.
     """
@@ -144,11 +144,11 @@ def combine(ref: Collectives, *arrays: Any) -> tuple[Any, ...]:
     """Return the arrays of all ranks, or one share of each, combine."""
     rows = zip(ref.attributes, zip(*arrays, strict=True), strict=True)
     if (axis := {"AllGather": "axis", "AllToAll": "concat_axis"}.get(ref.kind)) is not None:
-        return tuple(joined(terms, how[axis]) for how, terms in rows)
-    return tuple(reduced(terms, how["reduction"]) for how, terms in rows)
+        return tuple(join_pieces(terms, how[axis]) for how, terms in rows)
+    return tuple(reduce_arrays(terms, how["reduction"]) for how, terms in rows)
 
 
 def join_shares(arrays: Any, *parts: Any) -> tuple[Any, ...]:
     """Return whole arrays, joined from their shares, in the shapes of this rank's input arrays."""
     rows = zip(*parts, strict=True)
-    return tuple(unflattened(row, own.shape) for own, row in zip(arrays, rows, strict=True))
+    return tuple(unflatten(row, own.shape) for own, row in zip(arrays, rows, strict=True))

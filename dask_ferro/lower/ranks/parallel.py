@@ -1,4 +1,4 @@
-"""`parallel`: a model as a function of batches, over the workers and in the order that a plan and a schedule give.
+"""`parallelize`: a model as a function of batches, on the workers and in the order of a plan and a schedule.
 
     graph --cut--> chunks --schedule--> the tasks of each action, with their member, order and dependencies
 
@@ -49,37 +49,37 @@ def parallelize(
 ) -> Pipeline:
     """Return a model as a function of batches: sharded by a plan, in the stages of a plan or a schedule.
 
-    Without parameters a call computes the outputs, with them the loss and its gradients, and with an optimizer a whole
+    A call computes the outputs; with parameters it computes the loss and its gradients, and with an optimizer a whole
     training step.  Whatever the plan and the schedule, the model is the same and so are the results.
 
     Parameters
     ----------
     graph : Tensor, mapping of str to Tensor, or any model that `from_onnx` takes
-        With `params` the scalar loss of one micro-batch, or a mapping of "loss" to it and of other names to scalars
-        that are combined over micro-batches as the loss is (metrics); otherwise the outputs to compute.
+        If `params` is passed, the scalar loss of one micro-batch, or a mapping of "loss" to it and of other names to
+        metrics: scalars that are combined over micro-batches like the loss.  Otherwise the outputs to compute.
     plan : path, mapping or PlanFile, optional
-        How values are split, the stages and their schedule, as `apply` takes it; by default nothing is split.  A stage
-        has as many workers as the plan's mesh has ranks, and `workers` lists those of all stages, stage by stage.
+        How values are split, the stages and their schedule, as in `apply`; by default nothing is split.  A stage has
+        as many workers as the plan's mesh has ranks, and `workers` lists the workers of all stages, stage by stage.
         Keywords override its `schedule`, `micro_batches`, `chunks` and `stages`.
     params : Tensor, or lists and dicts of Tensor, optional
         The tensors to differentiate the loss with respect to: constants, which become inputs bound to their values,
         or arguments.  Without them only the schedule's forwards run.
     optimizer : Optimizer, optional
-        With it a call is a whole training step and gives the new parameters and state in place of gradients; each
-        parameter is updated on the stage where its gradient is made, or with a plan on the rank that holds its part.
-        Arguments that it reads (a learning rate that changes) are inputs of each call, by name.  A step of one stage
-        and one micro-batch is one graph.
+        Turns a call into a whole training step, which returns the new parameters and state instead of gradients.
+        Each parameter is updated on the stage that computes its gradient, or with a plan on the rank that holds its
+        part.  Arguments that it reads (a learning rate that changes) are inputs of each call, by name.  A step of one
+        stage and one micro-batch is one graph.
     micro_batches : int, optional
         The number of parts of a batch, which have the same rows; 1 by default.  A batch of other rows is refused.  A
         complete schedule has its own number.
     schedule : str or Schedule, optional
-        The order of the stages' actions: a name that `schedule` takes, or a schedule; "1f1b" by default.
+        The order of the stages' actions: a name that `schedule` accepts, or a schedule; "1f1b" by default.
     chunks : int, optional
-        For a schedule by name: chunks of the model on each stage, as `schedule` takes them.
+        For a schedule by name: chunks of the model on each stage, as in `schedule`.
     stages : int or sequence, optional
-        The number of stages, for a cut by projected cost; or the regions to cut by, one entry per chunk, each one
-        name or several; by default those of the plan, on the workers that it numbers, or one.  A complete schedule has
-        its own number of stages.
+        The number of stages, for a cut according to projected costs, or the regions to cut at: one entry per chunk,
+        each one name or several.  By default the stages of the plan, on the workers that it numbers, or one.  A
+        complete schedule has its own number of stages.
     batch_inputs : sequence of str, optional
         The arguments whose axis 0 is the batch; by default the first one, and all whose axis 0 has the same name or
         size.
@@ -92,9 +92,9 @@ def parallelize(
     Raises
     ------
     InputError
-        Stages, micro-batches, chunks, regions or a schedule that contradict each other, or an empty `batch_inputs`.
+        If stages, micro-batches, chunks, regions or a schedule contradict each other, or `batch_inputs` is empty.
     UnsupportedOpError
-        An op without a gradient or without an engine.
+        If an op has no gradient or no engine.
 
     Examples
     --------
@@ -120,8 +120,8 @@ def parallelize(
         raise InputError("parallelize: optimizer: there are no parameters; pass params too")
     if params is not None and not pytree.leaves(params):
         raise InputError(
-            "parallelize: params: got no tensors, wanted those to differentiate with respect to; leave it out to run"
-            " forwards alone"
+            "parallelize: params: got no tensors, wanted the tensors to differentiate with respect to;"
+            " leave it out to run only forwards"
         )
     sharding = plan if plan is None or isinstance(plan, PlanFile) else read_plan(plan)
     if sharding is not None and not sharding.enabled:
@@ -153,7 +153,7 @@ def parallelize(
         if optimizer is not None and params is not None:
             update = update_graph(optimizer, params, model.params, model.grads)
     # Tensors are not sent to workers.
-    form = None if params is None else pytree.mapped(lambda _: 0, params)
+    form = None if params is None else pytree.map_leaves(lambda _: 0, params)
     return Pipeline(
         model,
         order,
@@ -176,10 +176,11 @@ def _schedule(
         each = usual_chunks(schedule) if chunks is None else chunks
         if not isinstance(each, int) or each < 1 or len(count) % each:
             raise InputError(
-                f"schedule {schedule!r}: got {len(count)} regions, wanted a multiple of the {each} chunks of each stage"
+                f"schedule {schedule!r}: got {len(count)} regions, wanted a multiple of the {each} chunks of"
+                " each stage"
             )
         return named_schedule(schedule, len(count) // each, parts, chunks)
-    # A schedule's lists fix its counts; a different count given beside them is a mistake in one of the two.
+    # A schedule's lists fix its counts; a different count as an argument is a mistake in one of the two.
     if chunks is not None:
         raise InputError(
             f"schedule {schedule.name!r}: chunks: got {chunks!r}, but its lists define them; leave it out"
@@ -220,7 +221,7 @@ def _loss_and_metrics(graph: object) -> dict[str, Tensor]:
     for name, value in graph.items():
         if not isinstance(value, Tensor) or value.ndim or not value.is_floating:
             raise InputError(
-                f"parallelize: {name!r}: got {value!r}, wanted a floating point scalar, which is combined over"
-                " micro-batches; take its mean or sum"
+                f"parallelize: {name!r}: got {value!r}, wanted a floating point scalar, which is combined"
+                " over micro-batches; take its mean or sum"
             )
     return {LOSS: graph[LOSS], **graph}

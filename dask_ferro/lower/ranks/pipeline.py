@@ -1,4 +1,4 @@
-"""`Pipeline`: a model over stages of workers, as a function of batches.
+"""`Pipeline`: a model over stages of workers as a function of batches.
 
     parallel(loss, "plan.yaml", weights, micro_batches=8, schedule="1f1b")(batch) --> loss, gradients: in shards
 
@@ -8,7 +8,7 @@ inputs of other sharded graphs (`Ranks`).  The optimizer's step is such a graph,
 that it reduces once a step; without one, gradients have the layouts of their parameters.
 
 A training step of one stage and one micro-batch is one graph, with the optimizer's step in it.  Without a plan this
-process runs it without Dask (`compute`), whose tasks take longer than a small network's step.
+process runs it without Dask (`compute`), because Dask's tasks take longer than a small network's step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.parallel.config import PlanFile
 from dask_ferro.graph.parallel.pipeline_ranks import one_rank_step, plan_workers, shard_step, shard_update
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import LOSS, Staged
+from dask_ferro.graph.pipeline.stages import LOSS, StageModel
 from dask_ferro.graph.pipeline.update import UpdateGraph, next_name
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor import pytree
@@ -45,17 +45,17 @@ from dask_ferro.lower.signature import (
     ValueSpec,
     as_array,
     by_name,
+    call_arrays,
     check_arrays,
-    checked_arrays,
     shape_of,
 )
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 
-_NAMED = "name in batch_inputs=[...] the inputs that carry the batch, if not these"
+_NAME_INPUTS = "name in batch_inputs=[...] the inputs that carry the batch, if not these"
 
 
 class RankGraphs(NamedTuple):
-    """The graphs of all ranks: of a micro-batch, and of an optimizer's step that is not in it."""
+    """The graphs of all ranks: one for a micro-batch, and one for an optimizer's step that is not part of it."""
 
     step: Ranks
     end: Ranks | None
@@ -65,7 +65,7 @@ class Pipeline:
     """A model cut into chunks, and the schedule of their actions.  Created by `parallel`.
 
     `form` is the tree of the parameters with a leaf for each; None without parameters.  Without a plan a stage is one
-    rank.  `reduction`, `workers` and `batch_inputs` are as `parallel` takes them.
+    rank.  `reduction`, `workers` and `batch_inputs` are the same as in `parallelize`.
 
     Attributes
     ----------
@@ -73,12 +73,12 @@ class Pipeline:
     inputs : tuple of str
         Names of the inputs that are neither parameters nor state: the model's, then the optimizer's.
     batch : frozenset of str
-        Those that carry the batch.
+        The inputs that carry the batch.
     """
 
     def __init__(
         self,
-        model: Staged,
+        model: StageModel,
         schedule: Schedule,
         form: Any,
         *,
@@ -102,20 +102,21 @@ class Pipeline:
         self.batch = _carriers(
             {name: spec.shape for name, spec in own.items() if name in of_step}, batch_inputs
         )
-        # An update runs once a step and reads one value; a batch would give it one for each micro-batch.
+        # An update runs once a step and reads one value; a batch would have one value for each micro-batch.
         if cut := sorted(self.batch.intersection(spec.name for spec in end)):
             raise InputError(
-                f"parallelize: optimizer: it reads the argument {cut}, which carries the batch and is cut into"
-                " micro-batches; use another argument, or name the inputs that carry the batch in batch_inputs=[...]"
+                f"parallelize: optimizer: it reads the argument {cut}, which carries the batch and is cut"
+                " into micro-batches; use another argument, or name the inputs that carry the batch in"
+                " batch_inputs=[...]"
             )
         carries = tuple(name in signature.carried for name in own)
         self._own = Signature(tuple(own.values()), (), signature.batch, carries, ())
         self._params = _uncut([specs[name] for name in model.params])
         places = pytree.paths({} if update is None else update.form)
-        # In words of the tree: "state['step']".
+        # Written as in the tree: "state['step']".
         self._state = _uncut(
             [
-                specs[name]._replace(name=f"state{pytree.named(path)}")
+                specs[name]._replace(name=f"state{pytree.format_path(path)}")
                 for name, (path, _) in zip(state, places, strict=True)
             ]
         )
@@ -155,25 +156,25 @@ class Pipeline:
         Parameters
         ----------
         inputs : array or mapping of str to array, optional
-            One array where the model has one input; inputs that are bound to values may be left out.
+            One array if the model has one input; inputs that are bound to values may be left out.
         params : tree of arrays or ShardedArray, optional
-            Values of the parameters, in the form that the pipeline was made with, in place of the constants.
-            A sharded array stays where it is.
+            Values of the parameters instead of the constants, in the form that the pipeline was created with.  A
+            sharded array is not moved.
         state : tree of arrays or ShardedArray, optional
-            The optimizer's state, as the step before returned it; by default the initial state.
+            The optimizer's state, as returned by the previous step; by default the initial state.
         **named
             Inputs by name.
 
         Raises
         ------
         InputError
-            Names, dtypes or shapes that do not fit, rows that the micro-batches do not divide, or inputs that cannot be
-            split as the plan requires.
+            If names, dtypes or shapes do not fit, the micro-batches do not divide the rows, or inputs cannot be split
+            as the plan requires.
         """
         arrays, rows = self._batch_of(inputs, named)
         outputs = self._function(rows)(arrays | self._start(params, state))
         if self._is_whole:
-            # Whoever keeps a loss would keep all results of its rank.
+            # A caller that keeps a loss would keep all results of its rank.
             outputs = member_tuples(outputs, [LOSS, *self._form.metrics], self.workers)
         return PipelineRun(outputs, self._form, rows)
 
@@ -186,9 +187,9 @@ class Pipeline:
     ) -> list[PipelineRun]:
         """Return training steps that follow each other, on batches of one number of rows: the graph has one of them.
 
-        A rank's results of a whole step are one tuple, which is held as long as one of them (`member_tuples`).  Inputs
-        are by name, parameters and state before the first step apart.  All steps but the first have an output of the
-        step before in place of each input in `follow`.
+        A rank's results of a whole step are one tuple, which is held as long as any of them (`member_tuples`).
+        Inputs are by name; parameters and state before the first step are separate.  All steps except the first read
+        an output of the previous step instead of each input in `follow`.
         """
         assert self._update is not None
         batches = [self._batch_of(inputs, {}) for inputs in each]
@@ -199,7 +200,7 @@ class Pipeline:
         return [PipelineRun(outputs, self._form, rows) for outputs in calls]
 
     def compute(self, inputs: Arrays, params: Tree, state: Tree) -> Step:
-        """Return a training step that this process computes, on inputs by name, which fit."""
+        """Return a training step that this process computes, on inputs by name, which were checked."""
         step: Step
         if not self._is_whole or self._plan is not None:
             [run] = self.successive([inputs], params, state)
@@ -265,7 +266,7 @@ class Pipeline:
                 )
             lengths[name] = shape[0]
         if len(set(lengths.values())) > 1:
-            raise InputError(f"parallelize: got rows {lengths}, wanted one number; {_NAMED}")
+            raise InputError(f"parallelize: got rows {lengths}, wanted one number; {_NAME_INPUTS}")
         return next(iter(lengths.values()), 0)
 
     def _micro_rows(self, rows: int) -> int:
@@ -273,12 +274,14 @@ class Pipeline:
         m = self.schedule.micro_batches
         if self.batch and self._model.params and not rows:
             raise InputError(
-                f"parallelize: got 0 rows of {', '.join(sorted(self.batch))}, wanted 1 or more; leave such a batch out"
+                f"parallelize: got 0 rows of {', '.join(sorted(self.batch))}, wanted 1 or more; leave such a"
+                " batch out"
             )
         if self.batch and m > 1 and (rows < m or rows % m):
             raise InputError(
-                f"parallelize: got {rows} rows of {', '.join(sorted(self.batch))}, wanted a multiple of the {m}"
-                f" micro-batches, which have the same rows; pass such a batch, or change micro_batches; {_NAMED}"
+                f"parallelize: got {rows} rows of {', '.join(sorted(self.batch))}, wanted a multiple of the"
+                f" {m} micro-batches, which have the same rows: pass such a batch, or change micro_batches;"
+                f" {_NAME_INPUTS}"
             )
         return rows // m
 
@@ -286,7 +289,7 @@ class Pipeline:
         """Return parameters and the optimizer's state by name, checked."""
         names, update = self._model.params, self._update
         if params is not None:
-            arrays = checked_arrays(
+            arrays = call_arrays(
                 self._params, tuple(_leaves_like(self._params_form, params, "params")), "parallelize"
             )
         elif missing := [name for name in names if name not in self._model.bound]:
@@ -299,10 +302,10 @@ class Pipeline:
                     "parallelize: state: the pipeline has no optimizer; leave it out, or pass one"
                 )
             return arrays
-        # The initial state is sent like any input, for the first step alone.
+        # The initial state is sent like any input, but only for the first step.
         if state is None:
             return arrays | update.start
-        held = checked_arrays(self._state, tuple(_leaves_like(update.form, state, "state")), "parallelize")
+        held = call_arrays(self._state, tuple(_leaves_like(update.form, state, "state")), "parallelize")
         return arrays | dict(zip(update.state, held.values(), strict=True))
 
     # ---- graphs of ranks ---------------------------------------------------------------------------------------
@@ -326,21 +329,21 @@ class Pipeline:
         return RankWorkers(self._worker_names, ranks)
 
     def check(self, rows: int) -> None:
-        """Raise `InputError` if batches of `rows` rows cannot be cut into micro-batches and split as the plan says."""
+        """Raise `InputError` if batches of `rows` rows cannot be cut into micro-batches and split as planned."""
         each = self._micro_rows(rows)
         if self._plan is not None:
             self.graphs(each)
 
     def graphs(self, rows: int) -> RankGraphs:
         """Return the graphs of all ranks for micro-batches of `rows` rows."""
-        # Where a part lies depends on the size; without a plan there are no parts.
+        # The bounds of a part depend on the size; without a plan there are no parts.
         key = 0 if self._plan is None else rows
         if key not in self._graphs:
             spmd = self._spmd(rows)
             if self._is_whole:
                 self._graphs[key] = RankGraphs(Ranks(spmd, is_packed=True), None)
             else:
-                # Where the graph is cut depends on stages and ranks; the bits of the parameters must not.
+                # The cut of the graph depends on stages and ranks; the bits of the parameters must not.
                 self._graphs[key] = RankGraphs(Ranks(spmd, exact=True), self._end(spmd))
         return self._graphs[key]
 
@@ -388,8 +391,8 @@ def _carriers(
     if batch_inputs is None:
         ranked = {name: shape for name, shape in shapes.items() if shape}
         rows = next((shape[0] for shape in ranked.values()), None)
-        # A model's batch axis often has a size and no name, so equal sizes decide: only `batch_inputs` can tell a batch
-        # of 8 rows from 8 weights.
+        # A model's batch axis often has a size and no name, so equal sizes decide; only `batch_inputs` can
+        # distinguish a batch of 8 rows from 8 weights.
         return frozenset(name for name, shape in ranked.items() if shape[0] == rows is not None)
     names = [batch_inputs] if isinstance(batch_inputs, str) else list(batch_inputs)
     if not names or (unknown := [name for name in names if name not in shapes]):
@@ -405,9 +408,7 @@ def _leaves_like(form: Any, values: Any, what: str) -> list[Any]:
     is_named = isinstance(form, Mapping)
     fits = isinstance(values, Mapping) == is_named and hasattr(values, "__len__") and len(values) == len(form)
     if not fits or (is_named and values.keys() != form.keys()):
-        raise InputError(
-            f"parallelize: {what}: got {_sketch(values)}, wanted {_sketch(form)}, as it was made"
-        )
+        raise InputError(f"parallelize: {what}: got {_sketch(values)}, wanted {_sketch(form)}, its form")
     pairs = [(form[k], values[k]) for k in form] if is_named else list(zip(form, values, strict=True))
     return list(chain.from_iterable(_leaves_like(part, value, what) for part, value in pairs))
 

@@ -1,11 +1,11 @@
-"""The worker of each rank: the plan's number where it names one, else the next in the order of workers.
+"""Choose the worker of each rank: the worker that the plan numbers, otherwise the next in the order of workers.
 
-Workers are numbered in the order of their names.  A stage without numbers has the workers after those of the stage
-before it.  Where there are fewer workers than ranks, or a worker has left since, ranks share a worker, and run on as
-many of its threads as there are.
+Workers are numbered in the order of their names.  A stage without numbers has the workers after the workers of the
+previous stage.  If there are fewer workers than ranks, or a worker has left since, ranks share a worker and run on
+its threads.
 
 All tasks of ranks that a client submits together run as one flow: its members are the workers' threads, and each task
-says its own (`flow.run.MEMBER`).  Without a client, or with an asynchronous one, Dask runs the tasks one by one.
+names its own (`flow.run.MEMBER`).  Without a client, or with an asynchronous one, Dask runs the tasks one by one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from dask_ferro.trace import ABOUT
 if TYPE_CHECKING:
     from distributed import Client
 
-# Seconds for which the workers of ranks are not looked up again: each time is a message to the scheduler, and Dask asks
-# for the graph of each input of a call to see whether it is a collection.
+# Seconds for which the workers of ranks are not looked up again: each look-up is a message to the scheduler, and Dask
+# reads the graph of each input of a call to decide whether it is a collection.
 LOOKED_UP_S = 0.1
 
 
 class Homes(NamedTuple):
     """The ranks' workers on a client's cluster; none without a client, or while the cluster has no worker.
 
-    `by_name` has their addresses by number, name and address, and `turn` the names that ranks get in turn where a plan
-    numbers none.  `ranks` are those of a stage, `threads` those of each worker.
+    `by_name` has their addresses by number, name and address, and `turn` the names that ranks get one after the other
+    if a plan numbers none.  `ranks` is the number of ranks of a stage; `threads` are the threads of each worker.
     """
 
     order: tuple[str, ...] = ()
@@ -72,10 +72,11 @@ def annotations_of(tasks: RankTasks, homes: Homes) -> dict[str, Callable[[Key], 
 
 
 class RankWorkers:
-    """The workers of ranks on the current client's cluster, as they were a moment ago.
+    """The workers of ranks on the current client's cluster, at most a moment old.
 
     `names` are the address, name or number of each rank's worker, in the order of stages; None: all workers.  `ranks`
-    are those of a stage, and `sites` the placements of all nodes.  A flow whose worker has left since runs on others.
+    is the number of ranks of a stage, and `sites` are the placements of all nodes.  A flow whose worker has left
+    since runs on others.
     """
 
     def __init__(
@@ -89,8 +90,7 @@ class RankWorkers:
     def __call__(self) -> Homes:
         """Return the workers.
 
-        Raises `InputError` for a worker that the cluster does not have, and did not have before: one that died since
-        is no error.
+        Raises `InputError` for a worker that the cluster never had; a worker that died since is not an error.
         """
         client, now = live_client(), time.monotonic()
         if client is None:
@@ -114,7 +114,7 @@ class RankWorkers:
         if missing and not self._were_there:
             has = ", ".join(f"{workers[address]['name']!r} at {address}" for address in order)
             raise InputError(
-                f"workers: the cluster has no {missing}; it has {has or 'none'}; start more, or name others"
+                f"workers: the cluster has no {missing}, only {has or 'none'}; start more, or name others"
             )
         self._were_there = True
         threads = {address: workers[address]["nthreads"] for address in order}

@@ -24,7 +24,7 @@ class RunForm(NamedTuple):
     """The names of a run's arrays, and its result as a tree with a leaf for each, in order.
 
     The result is (loss, gradients), or with an optimizer a `Step`; without parameters the parts of each output by its
-    name.  Metrics follow it where they are not in it.
+    name.  Metrics follow it if they are not in it.
     """
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class PipelineRun(CallOutputs):
     """A pipeline on a batch.
 
     Its result is (loss, gradients), with an optimizer a `Step`, and without parameters the output, or several as a dict
-    by name; all in whole arrays.  Outputs of micro-batches are joined along axis 0 where they have one; of a scalar the
+    by name; all in whole arrays.  Outputs of micro-batches are joined along axis 0 if they have one; for a scalar the
     result has one number for each micro-batch.
 
     Attributes
@@ -44,13 +44,13 @@ class PipelineRun(CallOutputs):
     rows : int
         Rows of the batch.
     loss : ShardedArray
-        Partial where ranks have terms of it, as a metric may be.  None without parameters, as all others.
+        Partial if ranks have terms of it; so may a metric be.  None without parameters, like all others.
     gradients : tree of ShardedArray
-        In the form and the layouts of the parameters; None with an optimizer, whose step uses them up.
+        Gradients in the form and the layouts of the parameters; None with an optimizer, whose step uses them up.
     metrics : mapping of str to ShardedArray
-        The scalars beside the loss, by name.
+        The scalars in addition to the loss, by name.
     params, state : tree of ShardedArray
-        With an optimizer their values after the step; None without one.
+        Their values after the step; None without an optimizer.
     """
 
     def __init__(self, arrays: Mapping[str, ShardedArray], form: RunForm, rows: int) -> None:
@@ -77,18 +77,20 @@ class PipelineRun(CallOutputs):
         """Start a training step on the current client; return sharded arrays whose parts stay on their ranks.
 
         They are Dask collections, and can be the parameters and state of the next call.  Every
-        ``ferro.ranks.checkpoint-calls`` submissions that call fetches them, and sends them with its graph, so that Dask
-        need not keep the tasks before; not if the client is asynchronous: it cannot be waited for.
+        ``ferro.ranks.checkpoint-calls`` submissions that call fetches them and sends them with its graph, so that
+        Dask need not keep the earlier tasks.  It does not fetch them if the client is asynchronous, because a call
+        cannot wait for such a client.
 
         Raises
         ------
         InputError
-            There is no optimizer, or no client.
+            If there is no optimizer, or no client.
         """
         client = current_client()
         if self.params is None:
             raise InputError(
-                "parallelize: submit: it has no optimizer, so it gives no parameters for the next step; pass one"
+                "parallelize: submit: it has no optimizer, so it returns no parameters for the next step;"
+                " pass one"
             )
         if client is None:
             raise InputError(

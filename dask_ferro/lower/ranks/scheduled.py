@@ -1,10 +1,10 @@
-"""The steps of a pipeline: the graph of a stage's ranks once for each micro-batch, in a schedule's order.
+"""Write the steps of a pipeline: the graph of a stage's ranks once for each micro-batch, in a schedule's order.
 
     RankCall of each micro-batch --> the action of each task --> the schedule's edges, rank by rank
                              \\-> gradients, added by rank in the order of micro-batches --> the optimizer's step
 
 A schedule's edge between two actions becomes edges between each rank's tasks: the first tasks of an action on a rank
-wait for the last tasks of the other action there.  Where a rank has no task of an action, they wait for the actions
+wait for the last tasks of the other action there.  If a rank has no task of an action, they wait for the actions
 before it.
 """
 
@@ -37,8 +37,8 @@ from dask_ferro.trace import About
 class ScheduledRanks(RankFunction):
     """A pipeline as a function of all of its inputs by name.
 
-    `step` is the graph of one micro-batch, and `end` an optimizer's step that is not in it; `batch` are the inputs that
-    carry the batch.  Sums over micro-batches are divided by `divisor`.
+    `step` is the graph of one micro-batch, and `end` an optimizer's step that is not part of it; `batch` are the
+    inputs that carry the batch.  Sums over micro-batches are divided by `divisor`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ScheduledRanks(RankFunction):
         self.outputs = ports
 
     def check(self, arrays: Arrays) -> None:
-        """Raise `InputError` for inputs by name that have another dtype or layout."""
+        """Raise `InputError` if inputs by name have another dtype or layout."""
         for ranks in filter(None, (self._step, self._end)):
             names = (port.name for port in ranks.spmd.inputs)
             check_inputs(ranks.spmd, {name: arrays[name] for name in names if name in arrays})
@@ -102,9 +102,10 @@ class ScheduledRanks(RankFunction):
 
 
 class StepTasks(RankTasks):
-    """The tasks of a step: those of a call for each micro-batch, and of that with the inputs that all of them read.
+    """The tasks of a step: the tasks of one call for each micro-batch, and of the call with the inputs that all of
+    them read.
 
-    `action` has the action that each task is part of, and `bound` is an upper bound of their order.
+    `action` has the action that each task is part of, and `bound` is an upper bound of the tasks' order.
     """
 
     def __init__(self, schedule: Schedule, calls: Sequence[RankCall], shared: RankCall, token: str) -> None:
@@ -154,7 +155,7 @@ class StepTasks(RankTasks):
         return last
 
     def _chunk(self, name: str) -> int:
-        """Return the chunk that makes a value; the last one has those that no action makes."""
+        """Return the chunk that computes a value; the last chunk has the values that no action computes."""
         copies = self.calls[0].values.get(name)
         home = next(iter(copies.values())).home if isinstance(copies, dict) else None
         action = None if home is None else home[1].action
@@ -183,8 +184,9 @@ class StepTasks(RankTasks):
         action = action if action in self.schedule.steps else action._replace(kind=BACKWARD)
         if action not in self.schedule.steps:
             raise InputError(
-                f"parallelize: schedule {self.schedule.name!r} has only forwards, and an output is a gradient; pass the"
-                " loss as `graph`, and what it is differentiated with respect to as `params`"
+                f"parallelize: schedule {self.schedule.name!r} has only forwards, and an output is a"
+                " gradient; pass the loss as `graph`, and the tensors that it is differentiated with"
+                " respect to as `params`"
             )
         self.tasks[key], self.home[key], self.action[key] = task, home, action
         self.order[key] = inner + self._span * self.schedule.steps[action]
@@ -218,7 +220,7 @@ class StepTasks(RankTasks):
     def _ends_of(
         self, action: Action, rank: int, last: Mapping[tuple[Action, int], Sequence[Key]]
     ) -> Iterable[Key]:
-        """Return the last tasks of an action on a rank; where it has none there, those of the actions before it."""
+        """Return the last tasks of an action on a rank, or of the actions before it if it has no task there."""
         ends: dict[Key, None] = {}
         queue = [action]
         for here in queue:
@@ -231,7 +233,7 @@ class StepTasks(RankTasks):
 
 
 def _input_grads(act: tuple[Action, int], groups: Mapping[tuple[Action, int], list[Key]]) -> Sequence[Key]:
-    """Return the tasks of the I before a W: the W's own may all read forward results alone, so it ends with both."""
+    """Return the tasks of the I before a W: the W's own tasks may read only forward results, so it ends with both."""
     action, rank = act
     is_split = action.kind == WEIGHT_GRAD
     return groups.get((action._replace(kind=INPUT_GRAD), rank), ()) if is_split else ()

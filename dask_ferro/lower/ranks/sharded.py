@@ -1,8 +1,8 @@
-"""`ShardedArray`: an output of a sharded graph, in parts on workers, and the joining of parts to whole arrays.
+"""`ShardedArray`: an output of a sharded graph, in parts on workers; parts are joined to whole arrays.
 
-It is a Dask collection whose result is its parts, joined.  Its tasks are those of the call that made it, until it is
-persisted; then it has futures of its parts alone.  `CallOutputs` are several of them as one collection, whose graph
-Dask looks at once.
+It is a Dask collection whose result is the whole array, joined from its parts.  Its tasks are the tasks of its call
+until it is persisted; then it has only futures of its parts.  `CallOutputs` are several of them as one collection,
+whose graph Dask reads only once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dask.base import DaskMethodsMixin, get_scheduler, tokenize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dask_ferro.engines.collectives import joined, reduced
+from dask_ferro.engines.collectives import join_pieces, reduce_arrays
 from dask_ferro.errors import InputError
 from dask_ferro.graph.sharding.parts import Port, holders
 from dask_ferro.graph.sharding.placements import Partial, Placement, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.client import client_of, written_for
+from dask_ferro.lower.client import client_of, use_client
 from dask_ferro.lower.inputs.shipping import LARGE_GRAPHS
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, annotations_of
@@ -36,14 +36,14 @@ from dask_ferro.lower.worker.rank_functions import select_values
 Arrays = Mapping[str, Any]
 C = TypeVar("C")
 
-# A graph has outputs of earlier calls that are not requested.  For those that a scheduler still knows it looks up their
-# inputs, which it may have forgotten: it refuses the graph, and then all that share a task.
-# A lambda, since it is sent with its graph: a scheduler need not have this package.
+# A graph has outputs of earlier calls that are not requested.  For outputs that a scheduler still knows, it looks up
+# their inputs, which it may have forgotten: it then refuses the graph, and later all graphs that share a task. A
+# lambda, because it is sent with its graph: a scheduler need not have this package.
 needed: Callable[..., HighLevelGraph] = lambda graph, keys, **kwargs: graph.cull({*flatten(keys)})  # noqa: E731
 
 
 def persist(client: Any, collection: C) -> C:
-    """Return a collection whose results a client has begun to compute, and keeps."""
+    """Return a collection whose results a client has begun to compute and stores."""
     # Parameters are in the graph of a training's first step, and then once in many steps.
     with dask.config.set(LARGE_GRAPHS):
         persisted: C = client.persist(collection)
@@ -61,7 +61,7 @@ class CallGraph(NamedTuple):
 def write_layer(
     top: str, tasks: RankTasks, places: Places, homes: Homes, repeats: RepeatedTasks | None = None
 ) -> CallGraph:
-    """Return tasks, or their repeats, as a layer with their homes, on top of the graphs that they read from."""
+    """Return tasks, or their repeats, as a layer with their homes, on top of the graphs that they read."""
     below, annotations = HighLevelGraph.merge(*tasks.below.values()), annotations_of(tasks, homes)
     own = MaterializedLayer(tasks.tasks, annotations) if repeats is None else repeats.layer(annotations)
     graph = HighLevelGraph({**below.layers, top: own}, {**below.dependencies, top: set(tasks.below)})
@@ -71,7 +71,7 @@ def write_layer(
 class CallTasks:
     """The tasks of a call, written for the current client and its workers, and again for others under the same keys.
 
-    `homes` returns the workers of the ranks (`RankWorkers`), for which `write` writes the tasks.  Those that were
+    `homes` returns the workers of the ranks (`RankWorkers`), for which `write` writes the tasks.  Tasks that were
     submitted are fixed: they do not depend on the client.
     """
 
@@ -138,7 +138,7 @@ class CallOutputs(DaskMethodsMixin):
     def compute(self, **kwargs: Any) -> Any:
         """Return the result, which the caller joins from its parts.
 
-        When a worker dies, the step runs again as a whole on those that are left.
+        If a worker dies, the whole step runs again on the remaining workers.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class CallOutputs(DaskMethodsMixin):
 
 
 class ShardedArray(CallOutputs):
-    """One output of a sharded graph: an array in parts, each on the worker that made it.
+    """One output of a sharded graph: an array in parts, each on the worker that computed it.
 
     `port` has its name, layout and shape, `name` is its name among the tasks' results, `token` identifies it, and
     `depth` is the number of successive submissions that it depends on.
@@ -184,7 +184,7 @@ class ShardedArray(CallOutputs):
 
     @property
     def read(self) -> list[PartPlace]:
-        """The places that the whole array is joined from: of equal parts, that of the lowest rank."""
+        """The places that the whole array is joined from; for equal parts, the place of the lowest rank."""
         places = self.places
         return [places[rank] for rank in holders(self.port.layout, self.mesh)]
 
@@ -207,7 +207,7 @@ class ShardedArray(CallOutputs):
 
     def held(self) -> dict[Key, Any] | None:
         """Return the future of each of its parts, or None if it has not been submitted."""
-        # The tasks of a call that was not submitted may be many, and are written out by a look at one.
+        # A call that was not submitted may have many tasks, and reading one of them writes out all.
         if not self.tasks.is_fixed:
             return None
         graph, top, _ = self.tasks.written()
@@ -215,7 +215,7 @@ class ShardedArray(CallOutputs):
         return values if all(map(is_future, values.values())) else None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """Return the whole array, computed, as `np.asarray` of a dask array does."""
+        """Compute and return the whole array, like `np.asarray` of a dask array."""
         return np.asarray(self.compute(), dtype)
 
     def __float__(self) -> float:
@@ -228,12 +228,12 @@ class ShardedArray(CallOutputs):
 def gather(arrays: Tree, **kwargs: Any) -> Tree:
     """Return a tree of arrays whose sharded ones are whole; tasks that they share run once.
 
-    When a worker dies, Dask computes its results again.
+    If a worker dies, Dask computes its results again.
 
     Parameters
     ----------
     arrays : ShardedArray, or lists, tuples and dicts of them
-        What is no sharded array stays as it is.
+        Values that are not sharded arrays are unchanged.
     **kwargs
         `scheduler`, and the scheduler's own options.
 
@@ -252,8 +252,8 @@ def gather(arrays: Tree, **kwargs: Any) -> Tree:
         return arrays
     schedule = get_scheduler(scheduler=kwargs.pop("scheduler", None), collections=values)
     client = client_of(schedule)
-    with written_for(client), dask.config.set(LARGE_GRAPHS):
-        # Results that are there, or under way, need no graph.
+    with use_client(client), dask.config.set(LARGE_GRAPHS):
+        # Results that exist, or are being computed, need no graph.
         held = None if kwargs else _futures_of(values, client)
         if held is not None:
             parts = _fetch(client, values, held)
@@ -276,7 +276,7 @@ def gather(arrays: Tree, **kwargs: Any) -> Tree:
 
 
 def _futures_of(values: Iterable[ShardedArray], client: Any) -> dict[Key, Any] | None:
-    """Return the client's futures of the values' parts; None: not all are there, or it cannot be waited for."""
+    """Return the client's futures of the values' parts; None: some are missing, or the client cannot be waited for."""
     futures: dict[Key, Any] = {}
     for value in values:
         futures |= value.held() or dict.fromkeys(value.keys)
@@ -285,7 +285,7 @@ def _futures_of(values: Iterable[ShardedArray], client: Any) -> dict[Key, Any] |
 
 
 def _fetch(client: Any, values: Sequence[ShardedArray], held: Mapping[Key, Any]) -> dict[PartPlace, Any]:
-    """Return the parts by place; large ones are picked from their tuple where it is, others come with all of it."""
+    """Return the parts by place; large parts are picked from their tuples on the workers, others fetched with them."""
     places = {place: value.port.is_small for value in values for place in value.read}
     large = {place.key for place, is_small in places.items() if place.index >= 0 and not is_small}
     picked: dict[Key, list[int]] = {key: [] for key in large}
@@ -308,7 +308,8 @@ def _fetch(client: Any, values: Sequence[ShardedArray], held: Mapping[Key, Any])
 def attach_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any]) -> dict[str, ShardedArray]:
     """Return arrays on a graph that holds their parts.
 
-    Arrays with the same keys share it.  Passed to the next call, none keeps the parts of another alive.
+    Arrays with the same keys share it.  An array that is passed to the next call does not keep the parts of another
+    alive.
     """
     groups: dict[tuple[Key, ...], dict[str, Sequence[PartPlace]]] = {}
     for name, array in arrays.items():
@@ -316,7 +317,7 @@ def attach_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any])
     ends = {key for keys in groups for key in keys}
     tasks: dict[str, CallTasks] = {}
     for keys, places in groups.items():
-        # A graph of tasks, which Dask has optimized and not run, is held whole.
+        # A graph of tasks that Dask has optimized but not run is held whole.
         own = dict(graph) if graph.keys() - ends else {key: graph[key] for key in keys}
         top = f"ferro-held-{tokenize(keys)}"
         held = CallGraph(HighLevelGraph.from_collections(top, own, dependencies=[]), top, places)
@@ -328,7 +329,7 @@ def attach_results(arrays: Mapping[str, ShardedArray], graph: Mapping[Key, Any])
 
 
 def calls_of(arrays: Iterable[ShardedArray]) -> list[CallGraph]:
-    """Return the tasks of each call that made arrays."""
+    """Return the tasks of each call that the arrays come from."""
     return [tasks.written() for tasks in {id(array.tasks): array.tasks for array in arrays}.values()]
 
 
@@ -337,12 +338,12 @@ def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int
     grid = list(parts)
     for placement, size in reversed([*zip(layout, sizes, strict=True)]):
         rows = [grid[i : i + size] for i in range(0, len(grid), size)]
-        grid = [_one(row, placement) for row in rows]
+        grid = [_join_row(row, placement) for row in rows]
     return grid[0]
 
 
 def result_of(arrays: Sequence[Any], form: Any) -> Any:
-    """Return a tree of whole arrays; those of micro-batches, in a form by name, are joined along axis 0, or stacked."""
+    """Return a tree of whole arrays; outputs of micro-batches (a form by name) are joined along axis 0, or stacked."""
     result = pytree.like(form, arrays)
     if not isinstance(result, dict):
         return result
@@ -364,7 +365,7 @@ def _item(value: Any, index: int) -> Any:
     return value if index < 0 else value[index]
 
 
-def _one(row: Sequence[Any], placement: Placement) -> Any:
+def _join_row(row: Sequence[Any], placement: Placement) -> Any:
     if isinstance(placement, Shard):
-        return joined(row, placement.dim)
-    return reduced(row, placement.reduction) if isinstance(placement, Partial) else row[0]
+        return join_pieces(row, placement.dim)
+    return reduce_arrays(row, placement.reduction) if isinstance(placement, Partial) else row[0]

@@ -1,11 +1,11 @@
-"""A sharded graph as a Dask collection: each rank's segments on its worker, collectives between them.
+"""Run a sharded graph as a Dask collection: each rank's segments on its worker, collectives between them.
 
-    Ranks(spmd)({"x": x, "w": w}) --> {"y": ShardedArray}       lazy; parts stay where they are made
+    Ranks(spmd)({"x": x, "w": w}) --> {"y": ShardedArray}       lazy; parts stay on their workers
 
-With a client, what is submitted together is one flow: its members are threads of the ranks' workers, and send each
-other what they read.  When a worker dies, the flow runs again, with the same results, since the order of every sum is
+Tasks that a client submits together are one flow: its members are threads of the ranks' workers, which send each
+other their inputs.  If a worker dies, the flow runs again with the same results, because the order of every sum is
 fixed (`exchange`).  A `ShardedArray` may be an input of the next call without moving.  Weights are mapped from the
-model's file.  A stage's nodes run on its workers, and a task requires its device class (where the scheduler plugin is
+model's file.  A stage's nodes run on its workers, and a task requires its device class (if the scheduler plugin is
 installed).
 """
 
@@ -19,11 +19,11 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.engines.selection import check, support
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.model.load import load_own
-from dask_ferro.graph.model.self_contained import CHECKED
+from dask_ferro.graph.model.load import load_built
+from dask_ferro.graph.model.self_contained import CHECKED_KEY
 from dask_ferro.graph.parallel.apply import Applied
 from dask_ferro.graph.sharding.parts import Spmd
-from dask_ferro.graph.sharding.segments import Cut, is_collective
+from dask_ferro.graph.sharding.segments import GraphCut, is_collective
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import copy_for
 from dask_ferro.lower.prepared.store import spool
@@ -37,26 +37,26 @@ from dask_ferro.lower.worker.models import limits, remember
 
 
 class Ranks(RankFunction):
-    """A sharded graph that can be called, once or step by step.
+    """A sharded graph as a function, for one call or step by step.
 
     Parameters
     ----------
     spmd : Spmd
-        From `graph.sharding.spmd.lower`.
+        Result of `graph.sharding.spmd.lower`.
     workers : sequence of str or int, optional
-        Address of each rank's worker, or its number in the order of workers' names; ranks share where there are
+        Address of each rank's worker, or its number in the order of workers' names; ranks share workers if there are
         fewer.  By default all workers of the current client, in that order.  A plan's numbers of workers take
         precedence.
     exact : bool, optional
-        Whether bits must not depend on where the graph is cut; a float32 graph is then a little slower.
+        Whether bits must not depend on the places at which the graph is cut; a float32 graph is then a little slower.
     is_packed : bool, optional
-        Whether outputs go into tuples of several (`calls.member_tuples`), and so need no task of their own, unless
-        ranks share a part.
+        Whether outputs become items of tuples (`calls.member_tuples`), and so need no task of their own, unless ranks
+        share a part.
 
     Raises
     ------
     UnsupportedOpError
-        Nodes that no engine computes; the message names all of them.
+        If no engine computes some nodes; the message names all of them.
 
     Examples
     --------
@@ -75,9 +75,9 @@ class Ranks(RankFunction):
         exact: bool = False,
         is_packed: bool = False,
     ) -> None:
-        # What it was made of has been checked.
-        spmd.model.meta[CHECKED] = True
-        loaded = load_own(spmd.model, limits())
+        # Its source has been checked.
+        spmd.model.meta[CHECKED_KEY] = True
+        loaded = load_built(spmd.model, limits())
         path = spool(loaded.content or b"")
         rows = support(loaded.model)
         nodes = zip(rows, loaded.model.graph, strict=True)
@@ -102,13 +102,13 @@ class Ranks(RankFunction):
     ) -> Ranks:
         """Return a graph with its plan (`apply`): each stage on the workers that the plan numbers.
 
-        A stage without numbers has as many workers as there are ranks, after those of the stage before it.
-        Parameters and errors are those of `Applied.spmd`.
+        A stage without numbers has as many workers as there are ranks, after the workers of the previous stage.
+        Parameters and errors are the same as in `Applied.spmd`.
         """
         return cls(applied.spmd(follow=follow, dims=dims), workers=applied.workers)
 
     @property
-    def pieces(self) -> Cut:
+    def pieces(self) -> GraphCut:
         """The graph's segments and buckets."""
         return self.source.pieces
 

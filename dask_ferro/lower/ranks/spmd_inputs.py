@@ -1,4 +1,4 @@
-"""Feeds of a sharded graph's inputs to its tasks: part by part, each to the rank that reads it.
+"""Feed a sharded graph's inputs to its tasks: part by part, each to the rank that reads it.
 
     an array            inside the tasks that read it if its part is small, else a task of its own: Dask has it in the
                         graph, and sends it again when a worker dies
@@ -29,7 +29,7 @@ from dask_ferro.lower.signature import is_dask_array
 
 
 def check_inputs(spmd: Spmd, arrays: Arrays) -> None:
-    """Raise `InputError` for unknown names, and for inputs of another dtype or layout than the graph's.
+    """Raise `InputError` if a name is unknown, or an input has another dtype or layout than the graph's.
 
     Missing inputs and other shapes are reported when inputs are cut into parts.
     """
@@ -64,9 +64,9 @@ def feed(
     names: Collection[str] | None = None,
     rows: slice | None = None,
 ) -> None:
-    """Give a call the parts of its inputs, which passed `check_inputs`: of those in `names`, these rows; default: all.
+    """Add the parts of checked inputs to a call: only the inputs in `names` and these rows; default: all.
 
-    Raises `InputError` for an input that is missing, or has another shape.
+    Raises `InputError` if an input is missing, or has another shape.
     """
     here: list[Port] = []
     expected: list[Port] = []
@@ -93,7 +93,7 @@ def feed(
 
 
 def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> None:
-    """Give a call the parts of a dask array, rechunked so that its chunks are its parts."""
+    """Add the parts of a dask array to a call, rechunked so that its chunks are its parts."""
     if port.shape is None or len(port.shape) != value.ndim or any(map(_differs, port.shape, value.shape)):
         raise InputError(
             f"input {port.name!r}: want shape {port.shape}, got a dask array of shape {value.shape}"
@@ -114,5 +114,5 @@ def _chunks(call: RankCall, port: Port, value: Any, mesh: Mesh) -> None:
 
 
 def _differs(size: Any, actual: Any) -> bool:
-    """Whether an actual size differs; one that is not known before it is computed (NaN) always does."""
+    """Whether an actual size differs; a size that is not known before it is computed (NaN) always differs."""
     return actual != actual or (isinstance(size, int) and size != actual)

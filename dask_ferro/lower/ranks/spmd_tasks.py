@@ -1,11 +1,11 @@
-"""One call of a sharded graph as tasks, each with its rank and its order.
+"""Write one call of a sharded graph as tasks, each with its rank and its order.
 
     inputs' parts --> segments --> collectives --> segments --> outputs' parts
 
-A segment with several results is a tuple; what a bucket sends is a tuple for each rank.  A task reads values from the
-tuples of its own rank; those that it reads from another one are taken there, each by a task, as a tuple would be sent
-whole.  Workers and clients are not known here: a rank is a number, and a site its placement by the plan.  Of ready
-tasks of a rank, those run first that the first bucket waits for.
+The result of a segment with several values is a tuple; a bucket sends a tuple for each rank.  A task reads values
+from the tuples of its own rank.  A value from another rank's tuple is picked there by a task of its own, because a
+tuple would be sent whole.  Workers and clients are not known here: a rank is a number, and a site is its placement in
+the plan.  Of ready tasks of a rank, those run first that the first bucket waits for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.pipeline.action import KIND_NAMES
 from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders_of
-from dask_ferro.graph.sharding.segments import Bucket, Cut, RankSegment, cut, is_collective
-from dask_ferro.lower.annotations import about
+from dask_ferro.graph.sharding.segments import Bucket, GraphCut, RankSegment, cut_segments, is_collective
+from dask_ferro.lower.annotations import task_annotation
 from dask_ferro.lower.layer import EMBED_BYTES
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
@@ -39,7 +39,7 @@ Home: TypeAlias = tuple[int, NodePlacement]
 
 
 class PartPlace(NamedTuple):
-    """The place of a value: a key, the position in the tuple that it holds (-1: it holds the value), and who has it."""
+    """The place of a value: a key, the position in the tuple that it holds (-1: it holds the value), and its home."""
 
     key: Key
     index: int  # type: ignore[assignment]  # tuple has a method of that name
@@ -54,7 +54,7 @@ Places: TypeAlias = Mapping[str, Sequence[PartPlace]]
 class RankSource:
     """The graph that a call computes: its model, the model's reference, each node's engines and seconds.
 
-    With `exact`, bits do not depend on where the graph is cut.
+    If `exact` is set, bits do not depend on the places at which the graph is cut.
     """
 
     model: ir.Model
@@ -65,18 +65,18 @@ class RankSource:
     _bundles: dict[tuple[Any, ...], BundleRef] = field(default_factory=dict)
 
     @cached_property
-    def pieces(self) -> Cut:
+    def pieces(self) -> GraphCut:
         """The graph's segments and buckets."""
-        return cut(self.model, seconds=self.seconds)
+        return cut_segments(self.model, seconds=self.seconds)
 
     @cached_property
     def about(self) -> Mapping[tuple[str, ...], tuple[Any, ...]]:
-        """The trace annotation of each piece, by what it makes."""
+        """The trace annotation of each piece, by its results."""
         nodes = list(self.model.graph)
         makers = {value.name: node for node in filter(is_collective, nodes) for value in node.outputs}
         pieces = [(s.outputs, map(nodes.__getitem__, s.nodes), s.site) for s in self.pieces.segments]
         pieces += [(b.makes[0], map(makers.__getitem__, b.makes[0]), b.site) for b in self.pieces.buckets]
-        return {names: tuple(about(own)._replace(stage=site.stage)) for names, own, site in pieces}
+        return {names: tuple(task_annotation(own)._replace(stage=site.stage)) for names, own, site in pieces}
 
     @cached_property
     def readers(self) -> Mapping[str, NodePlacement]:
@@ -87,7 +87,7 @@ class RankSource:
 
     @cached_property
     def read(self) -> frozenset[str]:
-        """The values that anything reads, outputs of the graph included."""
+        """The values with readers, outputs of the graph included."""
         return frozenset(self.readers).union(value.name or "" for value in self.model.graph.outputs)
 
     def bundle(
@@ -97,7 +97,7 @@ class RankSource:
         inputs: tuple[str, ...] = (),
         picks: Picks = (),
     ) -> BundleRef:
-        """Return the bundle of nodes that finds its inputs at these places; the same object for the same ones."""
+        """Return the bundle of nodes that reads its inputs at these places; the same object for the same places."""
         key = inputs, outputs, picks
         if key not in self._bundles:
             is_long = sum(self.seconds[position] for position in nodes) > WORTH_THREADS_S
@@ -115,7 +115,7 @@ class RankSource:
 
 
 class RankTasks:
-    """Tasks with their homes, their orders, and their annotations for traces, by key; and what they read.
+    """Tasks with their homes, their orders, and their annotations for traces, by key, and their inputs.
 
     `below` has the graphs that they read from, by the last layer of each, and `later` the inputs that each repeat of
     them has: the keys of parts, the graph that they are parts for, and the rows that are read.
@@ -138,7 +138,7 @@ class RankTasks:
         return PartPlace(key, -1, home)
 
     def update(self, other: RankTasks, first: int = 0) -> None:
-        """Add the tasks of another one, in its order from `first` on."""
+        """Add the tasks of another graph; the order of its first task is `first`."""
         self.tasks |= other.tasks
         self.home |= other.home
         self.order |= {key: first + order for key, order in other.order.items()}
@@ -165,7 +165,7 @@ class RankTasks:
             at[output] = []
             for place in own:
                 rank, site = place.home
-                # By rank and site, whatever action made them.
+                # By rank and site, whichever action computes them.
                 group = output in apart, (rank, site._replace(action=None))
                 members = groups.setdefault(group, {})
                 at[output].append((group, members.setdefault(place, len(members))))
@@ -190,7 +190,7 @@ class RankTasks:
 class RankCall(RankTasks):
     """The tasks of one call, with a token in their keys.
 
-    `extra` has keyword arguments of each bundle: the model's content, where workers cannot see its path.
+    `extra` has keyword arguments of each bundle: the model's content, if workers cannot see its path.
     """
 
     def __init__(self, source: RankSource, token: str) -> None:
@@ -210,14 +210,14 @@ class RankCall(RankTasks):
         )
 
     def expect(self, spmd: Spmd, rows: slice | None) -> None:
-        """Let the parts of a graph's inputs be what each repeat has, of these rows."""
+        """Let the parts of a graph's inputs be the inputs of each repeat, with these rows."""
         parts = holders_of(spmd.inputs)
         keys = {name: self._key("spmd-input", name) for name in parts}
         self.values |= {name: {rank: self.at_reader(keys[name], name, rank)} for name, rank in parts.items()}
         self.later.append((keys, spmd, rows))
 
     def keep(self, parts: Sequence[str], places: Sequence[PartPlace]) -> None:
-        """Add an input whose parts are there: each rank's by the part's name, and its place."""
+        """Add an input with existing parts: the name of each rank's part, and its place."""
         # A part that ranks share is with the lowest of them.
         holders: dict[tuple[Key, int], int] = {}
         copies: dict[str, dict[int, PartPlace]] = {}
@@ -249,7 +249,7 @@ class RankCall(RankTasks):
             self._segment(key, segment)
 
     def ends(self, ports: Sequence[Port], packed: Collection[str] = ()) -> dict[str, list[PartPlace]]:
-        """Return the places of outputs; a part has a key of its own, but where it is packed."""
+        """Return the places of outputs; a part has a key of its own unless it is packed."""
         ends: dict[str, PartPlace] = {}
         for name, rank in holders_of(ports).items():
             value = self._value(name, rank)
@@ -262,7 +262,7 @@ class RankCall(RankTasks):
         return {port.name: [ends[name] for name in port.parts] for port in ports}
 
     def reads(self, names: Sequence[str], home: Home) -> tuple[Picks, list[Any]]:
-        """Return how a task at a home reads values: where each is in its arguments, and these."""
+        """Return how a task at a home reads values: the place of each in its arguments, and the arguments."""
         arguments: list[Any] = []
         at: dict[Key, int] = {}
         picks = []
@@ -283,14 +283,14 @@ class RankCall(RankTasks):
     def _value(self, name: str, rank: int) -> Any:
         """Return a rank's copy of a value, else the first one, or an input that is inside its readers."""
         if name not in self.values:
-            # A weight that is read as it is.
+            # A weight that is read directly.
             call = run_bundle, self.source.ref, self.source.bundle((name,))
             self.values[name] = {rank: self._entry("spmd-weight", name, rank, *call, **self.extra)}
         value = self.values[name]
         return value if isinstance(value, np.ndarray) else value.get(rank) or next(iter(value.values()))
 
     def _alone(self, name: str, place: PartPlace) -> PartPlace:
-        """Return the place of a value of a tuple by itself, which a task takes from it where the tuple is."""
+        """Return the place of a single value, which a task picks from its tuple at the tuple's home."""
         key, order = self._key("spmd-value", name), self.order.get(place.key, 0)
         return self.add(key, place.home, order, getitem, TaskRef(place.key), place.index)
 
@@ -323,13 +323,13 @@ class RankCall(RankTasks):
     # Keys.
 
     def _key(self, what: str, which: int | str) -> Key:
-        # Values by their names: how many tasks a call has depends on how its inputs reach it.
+        # Values by their names: the number of tasks of a call depends on the form of its inputs.
         return (f"{what}-{self.token}", which)
 
     def _entry(
         self, what: str, name: str, rank: int, call: Callable[..., Any], *values: Any, **by_name: Any
     ) -> PartPlace:
-        """Add a task that computes nothing, where its value is read first; return the place of the value."""
+        """Add a task that computes nothing, at the home of its value's first reader; return the place of the value."""
         key, _, home = self.at_reader(self._key(what, name), name, rank)
         self.entries.add(key)
         return self.add(key, home, 0, call, *values, **by_name)

@@ -1,1 +1,1 @@
-"""The functions that tasks run on workers: bundles, and those of ranks beside them."""
+"""The functions that tasks run on workers: bundles, and the tasks of ranks next to them."""

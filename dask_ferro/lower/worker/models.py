@@ -1,4 +1,4 @@
-"""Models as tasks find them: a reference that travels, and the models that this process has open."""
+"""References to models, which tasks carry, and the models that this process has open."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.model.load import Limits, Loaded, load_opened
-from dask_ferro.graph.model.source import Source, opened
+from dask_ferro.graph.model.source import Source, open_source
 
-# The number of opened models kept: each holds its weights, or maps large ones (ferro.limits.mapped-above).
-MODELS_KEPT = 8
+# Maximum number of open models: each holds its weights, or maps large weights (ferro.limits.mapped-above).
+MAX_MODELS = 8
 
 
 class ModelRef(NamedTuple):
     """A reference to a model: its file's path, and the file's digest, size and mtime when the graph was built.
 
-    `outputs` are those selected, and part of the digest; (): all.
+    `outputs` are the selected outputs, and part of the digest; (): all.
     """
 
     path: str
@@ -35,20 +35,20 @@ class ModelRef(NamedTuple):
 
 
 def reference(path: str, digest: str, outputs: tuple[str, ...] = ()) -> ModelRef:
-    """Return the name under which tasks find the model that lies at `path` now, with the outputs selected of it."""
+    """Return the reference with which tasks open the model that is at `path` now, with its selected outputs."""
     status = os.stat(path)
     return ModelRef(path, digest, status.st_size, status.st_mtime_ns, outputs)
 
 
 def limits() -> Limits:
-    """Return the limits for a model that is to be loaded, as `ferro.limits.*` configures them."""
+    """Return the limits for loading a model, as configured in `ferro.limits.*`."""
     return Limits(
         value_bytes=config.value("limits.value-bytes"), mapped_above=config.value("limits.mapped-above")
     )
 
 
 # The models that this process has opened, by reference, and by content.
-_models: Cache[Loaded] = Cache(MODELS_KEPT, size=None)
+_models: Cache[Loaded] = Cache(MAX_MODELS, size=None)
 # Two by content, which may be large.
 _sources: Cache[Loaded] = Cache(2, size=None)
 
@@ -56,7 +56,7 @@ _sources: Cache[Loaded] = Cache(2, size=None)
 def load_once(source: Source, outputs: object = None) -> Loaded:
     """Return a model as `load` does; one that this process has loaded from the same bytes is not loaded again."""
     bounds = limits()
-    with opened(source, bounds.mapped_above) as file:
+    with open_source(source, bounds.mapped_above) as file:
         build = partial(load_opened, file, bounds, outputs)
         if file.mapped:
             return build()
@@ -65,15 +65,15 @@ def load_once(source: Source, outputs: object = None) -> Loaded:
         return kept if kept.content is None else replace(kept, path=file.path)
 
 
-def _kept(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
-    """Return the open model of `ref`, which `build` opens the first time and where a mapped file has changed."""
+def _open_once(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
+    """Return the open model of `ref`; `build` opens it the first time and after a mapped file has changed."""
     return _models.get(ref, build, lambda loaded: loaded.files.are_unchanged())
 
 
 def remember(loaded: Loaded, path: str) -> ModelRef:
-    """Return the reference of an opened model that lies at `path`; tasks of this process do not load it again."""
+    """Return the reference of an opened model at `path`; tasks of this process do not load it again."""
     ref = reference(path, loaded.digest, loaded.outputs)
-    _kept(ref, lambda: loaded)
+    _open_once(ref, lambda: loaded)
     return ref
 
 
@@ -83,9 +83,9 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
     Raises
     ------
     InputError
-        The file is missing, or is no longer the file that the graph was built from.
+        If the file is missing, or is no longer the file that the graph was built from.
     """
-    return _kept(ref, lambda: _open(ref, copy))
+    return _open_once(ref, lambda: _open(ref, copy))
 
 
 def _open(ref: ModelRef, copy: Any) -> Loaded:
@@ -95,9 +95,9 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
         return load_once(content, ref.outputs or None)
     if not is_there:
         raise InputError(
-            f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers share, or"
-            " pass the model's bytes to ff.from_onnx, which travel with it; or call the model while the client is"
-            " connected, so that a copy is sent"
+            f"model file {ref.path!r}: this process cannot see it; put it on a file system that all workers"
+            " share, or pass the model's bytes to ff.from_onnx, which travel with it; or call the model"
+            " while the client is connected, so that a copy is sent"
         )
     try:
         loaded = load_once(ref.path, ref.outputs or None)

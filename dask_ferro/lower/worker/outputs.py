@@ -1,19 +1,19 @@
-"""Results of tasks: they are checked, share no memory, small arrays are sent as few, and chunks become one array.
+"""Check results of tasks, copy shared memory, send small arrays as stacks, and join chunks to one array.
 
-An output of a chunk has as many rows as the chunk's inputs, and a dask array has the shape that it was made with.  In a
-call on all rows at once an output may have any shape; where shape inference knows it, another one is an engine's fault,
-and the rows that are left may belong to other inputs.  A declared shape may be wrong, so the task infers without the
-declared ones before it refuses such an output.
+An output of a chunk has as many rows as the chunk's inputs, and a dask array has the shape that it was created with.
+In a call on all rows an output may have any shape; if shape inference knows it, a different shape is an engine's
+fault, and the remaining rows may belong to other inputs.  A declared shape may be wrong, so the task infers without
+declared shapes before it refuses such an output.
 
 Dask sends a tuple or a dict array by array: a header, a frame and a copy of the array's type each, at both ends and
-once more at the scheduler.  Of 1,280 arrays of 1 kB, sending and receiving takes 57 ms so, 29 if the tuple is pickled
-whole, and 5 if arrays of one dtype and shape are stacked first.  Arrays over `LARGE` are not copied.  Results that are
-not numpy arrays are left to Dask's serializers (for a device's memory, for one).
+once more at the scheduler.  Sending and receiving 1,280 arrays of 1 kB takes 57 ms this way, 29 if the tuple is
+pickled whole, and 5 if arrays of one dtype and shape are stacked first.  Arrays over `LARGE` are not copied.  Results
+that are not numpy arrays are left to Dask's serializers (for a device's memory, for one).
 
-The array table returns views (Identity, Reshape, Slice, Expand), and a model may return an input or a weight as it is.
-In this process a caller's array is the task's own argument, so that writing to a result would change the input, and
-the results of the next call.  Results that may share memory are copied: memory bounds are compared, which takes a
-fraction of a microsecond, and interleaved views count as sharing.
+The array table returns views (Identity, Reshape, Slice, Expand), and a model may return an input or a weight
+unchanged.  In this process a caller's array is the task's own argument, so that writing to a result would change the
+input, and the results of the next call.  Results that may share memory are copied: memory bounds are compared, which
+takes a fraction of a microsecond, and interleaved views count as sharing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Sizes: TypeAlias = tuple[int | None, ...] | None
 
 
 class OutputCheck(NamedTuple):
-    """What the results of a bundle that are outputs of the model have to be.
+    """Requirements on the results of a bundle that are outputs of the model.
 
     Attributes
     ----------
@@ -51,9 +51,9 @@ class OutputCheck(NamedTuple):
     is_cut : bool
         Whether outputs have a row for each row of the chunk.
     shapes : tuple of (name, shape)
-        In a call of arrays on all rows at once: the shapes of the model's inputs; empty: `outputs` have the last word.
+        In a call of arrays on all rows: the shapes of the model's inputs; empty: `outputs` decide.
     are_arrays : bool
-        Whether dask arrays were made of the outputs, so that their number of axes holds in any case.
+        Whether the outputs became dask arrays, so that their number of axes is binding in any case.
     """
 
     model: str
@@ -88,14 +88,14 @@ def check_outputs(
     Raises
     ------
     InputError
-        An output of a chunk with another number of rows, or inputs whose rows differ from those of the chunk.
+        If an output of a chunk has another number of rows, or the rows of inputs differ from the rows of the chunk.
     ModelError
-        An output with other sizes than are known.
+        If an output has other sizes than the known sizes.
     """
     if wanted.is_cut:
         _check_rows(wanted, results, list(arrays.values()), rows)
     shapes = tuple((n, getattr(arrays.get(n), "shape", shape)) for n, shape in wanted.shapes)
-    # Sizes that follow from an input which comes later were not known when the graph was built.
+    # Sizes that depend on a lazy input were not known when the graph was built.
     is_late = None in dict(wanted.shapes).values()
     lengths = {shape[0] for _, shape in shapes if shape}
     for position, name, sizes in wanted.outputs:
@@ -112,12 +112,14 @@ def check_outputs(
         raise ModelError(
             f"model {wanted.model!r}: output {name!r} has shape {tuple(got)}, wanted [{text}]",
             [
-                f"this follows from the inputs ({', '.join(f'{n}: {list(shape or ())}' for n, shape in shapes)}), so an"
-                " engine dropped or added rows, and the others may belong to other inputs; rewrite the operator that"
-                " does (mostly one on texts), or export the model again"
+                "this follows from the inputs"
+                f" ({', '.join(f'{n}: {list(shape or ())}' for n, shape in shapes)}), so an engine dropped"
+                " or added rows, and the others may belong to other inputs; rewrite the operator that does"
+                " (mostly one on texts), or export the model again"
                 if is_inferred
-                else "the dask array was made with the shape that the model declares; correct or remove the declared"
-                " shape of this output, or use model.predict(x), whose results have the shapes that are computed"
+                else "the dask array was created with the shape that the model declares; correct or remove the declared"
+                " shape of this output, or use model.predict(x), whose results have the shapes that are"
+                " computed"
             ],
         )
 
@@ -139,18 +141,18 @@ def _check_rows(wanted: OutputCheck, results: Sequence[Any], arrays: Sequence[An
             shape = getattr(results[position], "shape", ())
             what = "no row axis" if got is None else f"{got} rows (shape {tuple(shape)})"
             raise InputError(
-                f"model {wanted.model!r}: output {name!r} has {what} for a chunk of {rows} rows, wanted {rows}: it"
-                " does not have one row per input row, so the batch cannot be cut; run it on all rows at once (no"
-                " batch_size=, dask arrays of one chunk along axis 0)"
+                f"model {wanted.model!r}: output {name!r} has {what} for a chunk of {rows} rows, wanted"
+                f" {rows}: it does not have one row per input row, so the batch cannot be cut; run it on all"
+                " rows in one task (no batch_size=, dask arrays of one chunk along axis 0)"
             )
 
 
 def _rows_read(wanted: OutputCheck, arrays: Sequence[Any], rows: int | None) -> int | None:
-    """Return the rows of the inputs that carry the chunk, `rows` where none does; one row may be broadcast."""
+    """Return the rows of the inputs that carry the chunk, `rows` if none does; one row may be broadcast."""
     read, is_one = None, False
     for position in wanted.reads:
         length = _length(arrays[position])
-        # It may be broadcast over the rows of another input, so other inputs decide where there are any.
+        # It may be broadcast over the rows of another input, so other inputs decide if there are any.
         if length == 1:
             is_one = True
         elif length is not None:
@@ -158,11 +160,12 @@ def _rows_read(wanted: OutputCheck, arrays: Sequence[Any], rows: int | None) -> 
             break
     if read is None:
         return rows if rows is not None or not is_one else 1
-    # Dask does not check the declared lengths of chunks: those of `map_blocks` without `chunks=` may be wrong.
+    # Dask does not check the declared lengths of chunks: after `map_blocks` without `chunks=` they may be wrong.
     if rows is not None and read != rows:
         raise InputError(
-            f"model {wanted.model!r}: got {read} rows for a chunk of {rows}: a dask array's chunk is not as long as"
-            " the array declares; correct the chunks= of the call that made it (map_blocks or from_delayed)"
+            f"model {wanted.model!r}: got {read} rows for a chunk of {rows}: a dask array's chunk is not as"
+            " long as the array declares; correct the chunks= of the call that created it (map_blocks or"
+            " from_delayed)"
         )
     return read
 
@@ -178,22 +181,22 @@ def _length(value: Any) -> int | None:
 # ---- memory of their own -----------------------------------------------------------------------------------
 
 
-def unshared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the results, copied where they may share memory with an input, a weight or an earlier result.
+def copy_shared(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the results, copied if they may share memory with an input, a weight or an earlier result.
 
     Parameters
     ----------
     results : sequence of array, or of lists of arrays
     inputs : sequence
-        The values that they were computed from.
+        The values from which they were computed.
     """
     taken = list(_arrays(inputs))
-    return tuple([_own(result, taken) for result in results])
+    return tuple([_copy_result(result, taken) for result in results])
 
 
-def _own(result: Any, taken: list[np.ndarray]) -> Any:
+def _copy_result(result: Any, taken: list[np.ndarray]) -> Any:
     if isinstance(result, list):
-        return [_own(item, taken) for item in result]
+        return [_copy_result(item, taken) for item in result]
     if type(result) is not np.ndarray:
         return result
     # A weight is read-only, and so is a view in which one element appears in several places.
@@ -225,17 +228,17 @@ class Outputs(tuple[Any, ...]):
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unstacked, (stacked(self),)
+        return unstack_arrays, (stack_arrays(self),)
 
 
 class NamedOutputs(dict[str, Any]):
     """The results of a task, by name; unpickled, they are a plain dict."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (list(self), Outputs(self.values()))
+        return _name_outputs, (list(self), Outputs(self.values()))
 
 
-def together(results: Sequence[Any]) -> tuple[Any, ...]:
+def pack_results(results: Sequence[Any]) -> tuple[Any, ...]:
     """Return `results` as a tuple with a compact pickle; a tuple of device arrays stays as it is."""
     return Outputs(results) if _are_arrays(results) else tuple(results)
 
@@ -249,28 +252,28 @@ def _are_arrays(values: Iterable[Any]) -> bool:
     return all(type(v) is np.ndarray for v in values)
 
 
-def _named(names: list[str], values: Outputs) -> dict[str, Any]:
+def _name_outputs(names: list[str], values: Outputs) -> dict[str, Any]:
     return dict(zip(names, values, strict=True))
 
 
-def stacked(arrays: Sequence[np.ndarray]) -> list[Stack]:
+def stack_arrays(arrays: Sequence[np.ndarray]) -> list[Stack]:
     """Return arrays with their positions, small ones of one dtype and shape as a stack.
 
-    >>> unstacked(stacked([np.arange(2), np.zeros(1), np.ones(2, int)]))
+    >>> unstack_arrays(stack_arrays([np.arange(2), np.zeros(1), np.ones(2, int)]))
     (array([0, 1]), array([0.]), array([1, 1]))
     """
     places: dict[Hashable, list[int]] = {}
     for i, x in enumerate(arrays):
         places.setdefault((x.dtype, x.shape) if x.nbytes <= LARGE else i, []).append(i)
     return [
-        # The dtype is said, because a stack would have the machine's byte order.
+        # The dtype is explicit, because a stack would have the machine's byte order.
         (at, arrays[at[0]] if len(at) == 1 else np.stack([arrays[i] for i in at], dtype=arrays[at[0]].dtype))
         for at in places.values()
     ]
 
 
-def unstacked(stacks: Sequence[Stack]) -> Outputs:
-    """Return the arrays that `stacked` took."""
+def unstack_arrays(stacks: Sequence[Stack]) -> Outputs:
+    """Return the arrays that `stack_arrays` packed."""
     found = {i: stack if len(at) == 1 else stack[k, ...] for at, stack in stacks for k, i in enumerate(at)}
     return Outputs(found[i] for i in range(len(found)))
 
@@ -278,12 +281,12 @@ def unstacked(stacks: Sequence[Stack]) -> Outputs:
 # ---- chunks put together -----------------------------------------------------------------------------------
 
 
-def joined(values: Sequence[Any], place: int | None, model: str, output: str) -> Any:
-    """Return the chunks of one output as one array, or list: of each value the item at a place, or the value."""
+def join_chunks(values: Sequence[Any], place: int | None, model: str, output: str) -> Any:
+    """Return the chunks of one output as one array, or list; each is the item of a value at a place, or the value."""
     parts = list(values) if place is None else [value[place] for value in values]
     if len(parts) == 1:
         return parts[0]
-    # A sequence has no array to concatenate: ZipMap gives a list of dicts, one a row.
+    # A sequence has no array to concatenate: ZipMap returns a list of dicts, one a row.
     if all(isinstance(part, list) for part in parts):
         return list(chain.from_iterable(parts))
     for before, after in pairwise(parts):
@@ -292,19 +295,19 @@ def joined(values: Sequence[Any], place: int | None, model: str, output: str) ->
 
 
 def check_alike(part: Any, shape: Sequence[int], model: str, output: str) -> None:
-    """Raise `InputError` where a chunk differs from the shape of another in more than its rows."""
+    """Raise `InputError` if a chunk differs from the shape of another in more than its rows."""
     got = np.shape(part)
     if got[1:] != tuple(shape[1:]):
         raise InputError(
-            f"model {model!r}: output {output!r} has shape {tuple(shape)} of a chunk and {got} of another, wanted the"
-            f" same but for axis 0, {tuple(shape[1:])}: its other axes depend on which rows are computed together, so"
-            " it is not to be cut; run it on all rows at once (no batch_size=, dask arrays of one chunk along axis 0,"
-            " without empty chunks)"
+            f"model {model!r}: output {output!r} has shape {tuple(shape)} of a chunk and {got} of another,"
+            f" but only axis 0 may differ: its other axes depend on which rows are computed together, so the"
+            " batch cannot be cut; run it on all rows in one task (no batch_size=, dask"
+            " arrays of one chunk along axis 0, without empty chunks)"
         )
 
 
 def pick(value: Any, place: int | None, shape: Sequence[int] | None = None, *names: str) -> Any:
-    """Return one output of a chunk; where a shape is given, that of the first chunk, it has to agree with it."""
+    """Return one output of a chunk; its shape has to agree with the first chunk's shape, if that is passed."""
     found = value if place is None else value[place]
     if shape is not None:
         check_alike(found, shape, *names)

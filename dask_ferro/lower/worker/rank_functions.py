@@ -1,6 +1,6 @@
-"""The functions of ranks' tasks beside bundles and collectives: tuples of values, and sums over micro-batches.
+"""The functions of ranks' tasks except bundles and collectives: tuples of values, and sums over micro-batches.
 
-A task reads values from its arguments: each is an argument, or an item of one that is a tuple.
+A task reads values from its arguments: each value is an argument, or an item of an argument that is a tuple.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def select_values(picks: Picks, *arguments: Any) -> Terms:
 
 def add_terms(before: Terms | None, picks: Picks, *arguments: Any) -> Terms:
     """Return values in arguments, added to the sums before; half precision is float32 until `divide_sum` rounds it."""
-    wide = [_widened(term) for term in select_values(picks, *arguments)]
+    wide = [_widen(term) for term in select_values(picks, *arguments)]
     # An infinite gradient is a result of the model, and needs no warning from numpy.
     with np.errstate(all="ignore"):
         return tuple(wide if before is None else (b + term for b, term in zip(before, wide, strict=True)))
@@ -37,7 +37,7 @@ def divide_sum(sums: Terms, index: int, parts: int, dtype: np.dtype[Any] | None)
         return found if dtype is None else found.astype(dtype, copy=False)
 
 
-def _widened(term: Any) -> Any:
+def _widen(term: Any) -> Any:
     """Return half precision as float32: sums of ten float16 or bfloat16 terms already lose their last digits."""
     array = np.asarray(term)
     return array.astype(np.float32) if array.dtype.name in HALF_NAMES else array

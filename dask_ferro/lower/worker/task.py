@@ -1,25 +1,25 @@
 """The task of one bundle, on the arrays of one chunk.
 
 A task holds names only: the model (path and content digest), the bundle (the names of its inputs and outputs) and the
-engines.  The process loads the model from its path, or from a copy that is sent as a Dask value where it cannot see
-the path; it keeps the opened model and the compiled bundle for the next task.
+engines.  The process loads the model from its path, or from a copy that is sent as a Dask value if it cannot see the
+path; it keeps the opened model and the compiled bundle for the next task.
 
 ONNX Runtime ends the process on a GRU without rows, and refuses some operators.  So a bundle on arrays without
-elements, such as a chunk of no rows, runs on one and on three made-up rows in their place: an axis that is three times
-as long then is the axis of the rows, and has none.
+elements, such as a chunk of no rows, runs on one and on three made-up rows instead: an axis that is three times as
+long then is the axis of the rows, and has none.
 
     x [0, 5, 3] --GRU--> y: [1, 5, 4] of one row, [3, 5, 4] of three, so it is [0, 5, 4]
 
-A result that has elements all the same (a mean over the rows, or their number) is left to the engines, with the arrays
-as they are.
+A result that has elements nevertheless (a mean over the rows, or their number) is left to the engines, on the
+unchanged arrays.
 
-A worker whose device class is "gpu" (declared, or found by CuPy) runs bundles there; so does any other process that
-declares it.  Without a device, or with ``ferro.worker.device: cpu``, the cost is one check per task.  Results that only
-bundles read stay on the device, as `DeviceArray`, in `worker.data` like any value, with their bytes counted; the
-model's own outputs are copied to the host, because any task or client may read them.
+A worker whose device class is "gpu" (declared, or detected by CuPy) runs bundles on it; so does any other process
+that declares it.  Without a device, or with ``ferro.worker.device: cpu``, the cost is one check per task.  Results
+that only bundles read stay on the device, as `DeviceArray`, in `worker.data` like any value, with their bytes
+counted; the model's own outputs are copied to the host, because any task or client may read them.
 
 A session on the host has its share of the host's cores as threads: the cores, divided by the task threads of all
-workers there.  The scheduler is asked for these workers once, when the first session is created.
+workers there.  The worker requests this number from the scheduler once, when the first session is created.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from dask_ferro.errors import ModelError, UnsupportedOpError
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
 from dask_ferro.lower.signature import LateInputs, shape_of
-from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, open_model
-from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, together, unshared
+from dask_ferro.lower.worker.models import MAX_MODELS, ModelRef, open_model
+from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, copy_shared, pack_results
 
-# Projected seconds of a run above which its session has threads: they cost their start.
+# Minimum projected seconds of a run whose session has threads: starting threads has a cost.
 WORTH_THREADS_S = 1e-3
-# Rows that are made up where there are none: three, not two, as an axis that is halved and padded has one element for
-# one row, two for two, and one for none.
+# Made-up rows if there are none: three, not two, because an axis that is halved and padded has one element for one
+# row, two for two, and one for none.
 _MADE_UP_ROWS = (1, 3)
 
 logger = logging.getLogger(__name__)
@@ -78,24 +78,24 @@ class BundleRef(NamedTuple):
     Attributes
     ----------
     inputs, outputs : tuple of str
-        The names of the values that it reads and makes.
+        The names of the values that it reads and computes.
     engines : tuple of (engine, count)
         Runs of nodes in topological order.
     picks : tuple of (position, index)
-        For each input, the argument of the task that it is (or, where index >= 0, the item of that argument).
+        For each input, the position of the task's argument and, if index >= 0, of the item in that argument.
     split : tuple of bool
         Which inputs carry the batch, for a model of batch 1 that runs row by row over a longer batch; (): the bundle
-        runs on any batch at once.
+        runs on any batch in one call.
     parallel : bool
         Whether it is long enough for a session to have threads of its own.
     down : tuple of int
         Positions of the outputs that are the model's own: a device copies them to the host.
     exact : bool
-        Whether its bits must not depend on where the model was cut.
+        Whether its bits must not depend on the places at which the model was cut.
     check : OutputCheck or None
-        What the results have to be that are outputs of the model.
+        Requirements on the results that are outputs of the model.
     late : bool
-        Whether an input of the model was not there to be checked when the graph was built.
+        Whether an input of the model could not be checked when the graph was built.
     """
 
     inputs: tuple[str, ...]
@@ -110,7 +110,7 @@ class BundleRef(NamedTuple):
     late: bool = True
 
     def each(self, results: Any) -> tuple[Any, ...]:
-        """Return what `run_bundle` returns as a tuple, also where there is only one output."""
+        """Return the result of `run_bundle` as a tuple, even if there is only one output."""
         return results if len(self.outputs) > 1 else (results,)
 
 
@@ -134,21 +134,21 @@ def run_bundle(
     copy : ndarray of uint8, optional
         The model file's content, for workers that cannot see its path.
     rows : int, optional
-        Rows of the chunk, where they were known when the graph was built.
+        Rows of the chunk, if they were known when the graph was built.
 
     Raises
     ------
     InputError
-        A model file that is missing or has changed, or an input or a row count that does not fit.
+        If a model file is missing or has changed, or an input or a row count does not fit.
     ModelError, UnsupportedOpError
-        As the engine raises them, with the model's path.
+        If the engine raises them; the model's path is added.
     """
     residency = current_device()
     picked = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
-    # Engines take a numpy scalar (a sum, `x[()]`) as an array without axes.
+    # Engines treat a numpy scalar (a sum, `x[()]`) as an array without axes.
     arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
     try:
-        compiled = _compiled(model, bundle, copy, residency)
+        compiled = _compile(model, bundle, copy, residency)
         if residency is None and bundle.late:
             arrays = compiled.inputs.checked(arrays, model.path)
         results = _results(compiled.run, model, bundle, arrays, copy, on_host=residency is None)
@@ -162,11 +162,11 @@ def run_bundle(
     if bundle.check is not None:
         by_name = dict(zip(bundle.inputs, arrays, strict=True))
         check_outputs(
-            bundle.check, results, by_name, rows, lambda s: _inferred(open_model(model, copy).model, s)
+            bundle.check, results, by_name, rows, lambda s: _infer_types(open_model(model, copy).model, s)
         )
     if residency is None:
-        results = unshared(results, arrays)
-    return results[0] if len(results) == 1 else together(results)
+        results = copy_shared(results, arrays)
+    return results[0] if len(results) == 1 else pack_results(results)
 
 
 def _results(
@@ -190,8 +190,8 @@ def _results(
     return _by_rows(run, arrays, bundle) if bundle.split else run(*arrays)
 
 
-@lru_cache(maxsize=MODELS_KEPT)
-def _inferred(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
+@lru_cache(maxsize=MAX_MODELS)
+def _infer_types(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
     """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
     return infer(model, shapes={n: s for n, s in shapes if s is not None}, trusts_declared=False)
 
@@ -208,12 +208,12 @@ def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str
 def _by_rows(run: Compute, arrays: Sequence[Any], bundle: BundleRef) -> tuple[Any, ...]:
     """Run a model of batch 1 over a longer batch, row by row; an input of one row is used for every row."""
     carried = [carries and len(a) != 1 for a, carries in zip(arrays, bundle.split, strict=True)]
-    # Rows of a device's array are taken on the host.
+    # Rows of a device's array are selected on the host.
     arrays = [np.asarray(a) if cut else a for a, cut in zip(arrays, carried, strict=True)]
     total = next((len(a) for a, cut in zip(arrays, carried, strict=True) if cut), 1)
     # An empty chunk still has the shapes of its outputs.
     if total == 0:
-        one = [_filled(a, 1) if cut else a for a, cut in zip(arrays, carried, strict=True)]
+        one = [_fill_rows(a, 1) if cut else a for a, cut in zip(arrays, carried, strict=True)]
         return tuple(out[:0] for out in run(*one))
     parts = [
         run(*(a[row : row + 1] if cut else a for a, cut in zip(arrays, carried, strict=True)))
@@ -233,15 +233,15 @@ def _reads_nothing(arrays: Iterable[Any]) -> bool:
 def _run_on_nothing(run: Compute, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """Return what a bundle computes from arrays some of which have no elements."""
     try:
-        one, three = (run(*[_filled(value, rows) for value in arrays]) for rows in _MADE_UP_ROWS)
+        one, three = (run(*[_fill_rows(value, rows) for value in arrays]) for rows in _MADE_UP_ROWS)
     except Exception:  # noqa: BLE001 - made-up rows may not fit sizes that come from other bundles
         return run(*arrays)
     made = tuple(map(_without_rows, one, three))
     return run(*arrays) if any(value is None for value in made) else made
 
 
-def _filled(value: Any, rows: int) -> Any:
-    """Return an array with made-up rows along its axes without elements; every other value as it is."""
+def _fill_rows(value: Any, rows: int) -> Any:
+    """Return an array with made-up rows along its axes without elements; every other value unchanged."""
     if type(value) is not np.ndarray or value.size:
         return value
     filler = "a" if value.dtype.hasobject else 0
@@ -249,7 +249,7 @@ def _filled(value: Any, rows: int) -> Any:
 
 
 def _without_rows(one: Any, three: Any) -> Any:
-    """Return a result of no rows by those of one and three; None if it has elements, or may have."""
+    """Return the result of no rows from the results of one and three; None if it has elements, or may have."""
     if isinstance(one, list):
         return [] if (len(one), len(three)) == _MADE_UP_ROWS else None
     if type(one) is not np.ndarray or one.ndim != three.ndim:
@@ -262,7 +262,7 @@ def _without_rows(one: Any, three: Any) -> Any:
 # ---- the compiled bundle -----------------------------------------------------------------------------------
 
 
-class _Compiled(NamedTuple):
+class _CompiledBundle(NamedTuple):
     """A bundle as this process runs it, the check of its inputs that are the model's, and the bytes that it holds."""
 
     run: Executable
@@ -271,12 +271,12 @@ class _Compiled(NamedTuple):
 
 
 @cache
-def _bundles() -> Cache[_Compiled]:
+def _bundles() -> Cache[_CompiledBundle]:
     return Cache(config.value("cache.bytes"), Returns())
 
 
-def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> _Compiled:
-    """Return the compiled bundle, built again where a file that it maps was touched; changed content raises."""
+def _compile(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency | None) -> _CompiledBundle:
+    """Return the compiled bundle, built again if a file that it maps was touched; changed content raises an error."""
     settings = SessionSettings(
         intra_op_threads() if bundle.parallel else 1,
         config.value("onnxruntime.prepack"),
@@ -285,7 +285,7 @@ def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency 
     )
     provider = None if residency is None else session_provider(residency.device)
 
-    def build() -> _Compiled:
+    def build() -> _CompiledBundle:
         model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
         if residency is None:
             run = compile_bundle(model, *names, bundle.engines, settings)
@@ -293,9 +293,9 @@ def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency 
             run = compile_on_device(
                 model, *names, residency, settings=settings, down=bundle.down, provider=provider
             )
-        return _Compiled(run, LateInputs(model, bundle.inputs, bundle.split), run.nbytes)
+        return _CompiledBundle(run, LateInputs(model, bundle.inputs, bundle.split), run.nbytes)
 
-    # Everything that a compiled bundle depends on: after a change of settings another one is compiled.
+    # All settings that a compiled bundle depends on: after a change of them, a new bundle is compiled.
     key = (
         *(ref.digest, bundle.inputs, bundle.outputs, bundle.split, bundle.engines, settings),
         *(() if residency is None else (residency, provider, bundle.down)),
@@ -307,9 +307,9 @@ def _compiled(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency 
 
 
 def use_device(device: Device | None) -> Residency | None:
-    """Compute bundles of this process on `device` from now on; None: on the host.  Return its residency.
+    """Compute later bundles of this process on `device`; None: on the host.  Return its residency.
 
-    A worker detects its GPU by itself; a machine without one can be given an emulated one.
+    A worker detects its GPU automatically; this sets an emulated device on a machine without a GPU.
     """
     global _is_chosen
     with _choosing:
@@ -319,11 +319,11 @@ def use_device(device: Device | None) -> Residency | None:
 
 
 def current_device() -> Residency | None:
-    """Return the residency of this process's device, which is detected once; None where there is none."""
+    """Return the residency of this process's device, which is detected once; None if there is none."""
     if not _is_chosen:
         with _choosing:
             if not _is_chosen:
-                use_device(_detected())
+                use_device(_detect_device())
     return ProcessDevice.residency
 
 
@@ -348,7 +348,7 @@ def session_provider(device: Device) -> str | None:
     return None if (allowed == "auto" and provider == HOST) or not works(provider) else provider
 
 
-def _detected() -> Device | None:
+def _detect_device() -> Device | None:
     wanted = config.value("worker.device")
     if wanted == "cpu" or (wanted != "gpu" and this_worker() is None):
         return None

@@ -24,7 +24,7 @@ from dask_ferro.engines.onnxruntime.device_session import (
     ProviderPlace,
     place_of,
     provider_options,
-    resolved,
+    resolve_shape,
     sizes_of,
     works,
 )
@@ -285,7 +285,7 @@ def test_tf32_is_off_unless_it_is_asked_for() -> None:
     ],
 )  # fmt: skip
 def test_output_shapes(declared: Any, shapes: Any, dims: Any, shape: Any) -> None:
-    assert resolved(dims, sizes_of(declared, shapes)) == shape
+    assert resolve_shape(dims, sizes_of(declared, shapes)) == shape
 
 
 ENDS = [("array", 2), ("onnxruntime-device", 2)]

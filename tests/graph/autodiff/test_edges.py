@@ -11,7 +11,7 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir import regions
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.emit import reached, to_model
+from dask_ferro.graph.tensor.emit import reachable_nodes, to_model
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import Tensor, asarray, emit, input
 from tests.each import each, every
@@ -22,7 +22,7 @@ from .gradient_cases import CASES, Case, normal, whole
 
 def _backward(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor that differentiation has written, by a name of its own."""
-    nodes = [node for node in reached(gradients.values()) if node.region.phase == regions.BACKWARD]
+    nodes = [node for node in reachable_nodes(gradients.values()) if node.region.phase == regions.BACKWARD]
     return {
         f"t{node.number}_{i}": Tensor(node, i, type_)
         for node in nodes

@@ -20,12 +20,12 @@ from tests.each import each, every
 from tests.graph.tensor.runs import by_reference
 
 D = ir.DataType
-EXTENSIONS = [d for d in sorted(dtypes.STORED) if d.name.startswith(("INT", "UINT"))]
+EXTENSIONS = [d for d in sorted(dtypes.STORAGE) if d.name.startswith(("INT", "UINT"))]
 
 
 def test_every_dtype_that_onnx_knows_is_in_one_group_or_has_one_of_its_own():
     known = {D(number) for number in onnx.TensorProto.DataType.values()} - {D.UNDEFINED}
-    groups = [dtypes.NUMERIC, dtypes.BOOL, dtypes.COMPLEX, dtypes.STORED, {D.STRING}, {D.BFLOAT16}]
+    groups = [dtypes.NUMERIC, dtypes.BOOL, dtypes.COMPLEX, dtypes.STORAGE, {D.STRING}, {D.BFLOAT16}]
     assert set.union(*map(set, groups)) == known
     assert sum(map(len, groups)) == len(known)
 
@@ -36,10 +36,10 @@ def test_every_dtype_that_onnx_knows_is_in_one_group_or_has_one_of_its_own():
     ids=lambda x: getattr(x, "name", x),
 )
 def test_the_first_operator_set_that_casts_a_dtype(dtype, opset):
-    assert dtypes.since(dtype) == opset
+    assert dtypes.first_cast_opset(dtype) == opset
 
 
-@every("dtype", sorted(dtypes.STORED), ids=lambda d: d.name)
+@every("dtype", sorted(dtypes.STORAGE), ids=lambda d: d.name)
 def test_a_cast_of_tensors_is_of_an_operator_set_that_has_it(dtype):
     x = input("x", (3,), np.float32)
     y = (2 - x.astype(dtype).astype(np.float32)).astype(dtype)
@@ -62,7 +62,7 @@ def test_tensors_of_what_onnx_computes_nothing_with_are_not_computed_with(comput
         with pytest.raises(InputError, match=r"takes numbers.*astype"):
             computed(x)
 
-    each(sorted(dtypes.STORED | dtypes.COMPLEX), is_refused)
+    each(sorted(dtypes.STORAGE | dtypes.COMPLEX), is_refused)
 
 
 def spec(dtype: Any) -> ValueSpec:

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region, region_of, written_in
+from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region, region_of, set_region
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
@@ -104,7 +104,7 @@ def test_a_function_may_be_a_region():
 
 
 def test_a_region_may_be_taken_up_again():
-    with written_in(Region("layer1", BACKWARD)):
+    with set_region(Region("layer1", BACKWARD)):
         node = next(iter(to_model(xp.exp(input("x", (2,)))).graph))
     assert region_of(node) == ("layer1", "backward")
     assert node.name == "backward/layer1/Exp_0"
@@ -112,5 +112,5 @@ def test_a_region_may_be_taken_up_again():
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", 1, None])
 def test_a_name_that_is_none_is_refused(name):
-    with pytest.raises(InputError, match="a name is a string"), region(name):
+    with pytest.raises(InputError, match="the name must be a non-empty string"), region(name):
         pass

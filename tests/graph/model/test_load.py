@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.model.load import Limits, Loaded, load, load_own
+from dask_ferro.graph.model.load import Limits, Loaded, load, load_built
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
@@ -496,7 +496,7 @@ def test_an_old_model_keeps_its_weights_in_the_file(tmp_path: Path) -> None:
 def test_a_model_that_this_process_made_is_as_its_file() -> None:
     x = input("x", ("N", 4))
     made = to_model(xp.matmul(xp.exp(x), asarray(np.ones((4, 2), np.float32))))
-    own, file = load_own(made), load(content(made))
+    own, file = load_built(made), load(content(made))
     assert own.digest == file.digest
     assert [node.name for node in own.model.graph] == [node.name for node in file.model.graph]
     assert infer(own.model) == infer(file.model)

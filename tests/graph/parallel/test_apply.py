@@ -326,7 +326,7 @@ class TestGtForm:
             "b": {"shard": {"axis": 1, "workers": [0, 1]}},
         }
         says = r"b.shard: got {'tensor': 1} for 'x', which is {'tensor': 0} by a.shard"
-        with pytest.raises(InputError, match=f"{says}; keep one of them, or place it in `inputs` alone"):
+        with pytest.raises(InputError, match=f"{says}; keep one of them, or place it only in `inputs`"):
             apply_plan(z, plan)
         assert apply_plan(z, {**plan, "inputs": {"x": 0}}).placements["x"] == {"tensor": S(0)}
 

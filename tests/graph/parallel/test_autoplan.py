@@ -104,7 +104,7 @@ def test_one_worker_needs_no_plan():
 
 @pytest.mark.parametrize("workers", [0, -1, 2.0, True])
 def test_a_number_of_workers_is_one_at_least(workers):
-    with pytest.raises(InputError, match="wanted a number from 1 on"):
+    with pytest.raises(InputError, match="wanted a number of at least 1"):
         propose_plans(mlp(8), workers)
 
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from dask_ferro.graph.ir.inference import ValueType
-from dask_ferro.graph.ops.families.layout import regrouped
+from dask_ferro.graph.ops.families.layout import regroup
 from dask_ferro.graph.ops.labels import TypedNode
 from dask_ferro.graph.ops.table import TABLE, rule
 from dask_ferro.graph.sharding.placements import Partial
@@ -190,4 +190,4 @@ def test_a_batch_normalization_of_opset_9_trains_if_it_returns_statistics(count,
     ],
 )
 def test_reshape_keeps_the_shards_where_runs_begin(before, after, labels):
-    assert regrouped(before, after) == labels
+    assert regroup(before, after) == labels

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dask_ferro as ff
 import dask_ferro.tensor as ft
-from dask_ferro.graph.sharding.segments import cut, is_collective
+from dask_ferro.graph.sharding.segments import cut_segments, is_collective
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor.emit import build
 
@@ -50,7 +50,9 @@ def test_every_node_is_in_one_piece_and_pieces_wait_for_each_other_in_no_cycle(p
     seconds = data.draw(
         st.none() | st.lists(st.sampled_from([0.0, 1e-3, 1.0]), min_size=count, max_size=count)
     )
-    pieces = cut(model(plan), bucket_bytes=data.draw(st.sampled_from([None, 0, 300, 10**7])), seconds=seconds)
+    pieces = cut_segments(
+        model(plan), bucket_bytes=data.draw(st.sampled_from([None, 0, 300, 10**7])), seconds=seconds
+    )
     positions = sorted(chain.from_iterable(segment.nodes for segment in pieces.segments))
     assert positions == [i for i, node in enumerate(nodes) if not is_collective(node)]
     collectives = sum(len(bucket.attributes) * len(bucket.ranks) for bucket in pieces.buckets)
@@ -67,7 +69,7 @@ def test_every_node_is_in_one_piece_and_pieces_wait_for_each_other_in_no_cycle(p
 def parts(plan, second):
     """Return the number of segments of each rank, where each node takes so many seconds."""
     found = model(plan)
-    pieces = cut(found, seconds=[second] * len(list(found.graph)))
+    pieces = cut_segments(found, seconds=[second] * len(list(found.graph)))
     return Counter(segment.rank for segment in pieces.segments)
 
 

@@ -15,7 +15,7 @@ from torch import nn as torch_nn
 import dask_ferro as ff
 from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.ir.onnx_inference import folded
+from dask_ferro.graph.ir.onnx_inference import fold_constants
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import apply_plan
@@ -179,7 +179,7 @@ class TestFolding:
     )
     def test_gives_what_onnx_says(self, op, a, b, wanted):
         proto = self.model(op, a=a, b=b)
-        found = folded(proto).graph.node[0]
+        found = fold_constants(proto).graph.node[0]
         assert found.op_type == "Constant"
         assert numpy_helper.to_array(found.attribute[0].t).tolist() == wanted
         assert ff.from_onnx(proto).compute(scheduler="sync").tolist() == wanted
@@ -190,8 +190,8 @@ class TestFolding:
     )
     def test_leaves_what_has_no_value_or_too_many(self, op, a, b):
         proto = self.model(op, a=a, b=b)
-        assert folded(proto) is proto
+        assert fold_constants(proto) is proto
 
     def test_a_default_of_an_input_is_no_constant(self):
         proto = self.model("Add", "int64[1] a", a=[1], b=[2])
-        assert folded(proto) is proto
+        assert fold_constants(proto) is proto

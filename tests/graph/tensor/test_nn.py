@@ -114,7 +114,7 @@ def test_a_transformer_block_is_a_model_that_onnx_accepts():
             "mse_loss: target: got <Tensor Squeeze: float32(6,)>, wanted (6, 1), the shape of",
             id="a column against a row"),
         pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, stride=0),
-            "conv2d: stride: got 0, wanted a whole number from 1 on", id="a convolution with stride 0"),
+            "conv2d: stride: got 0, wanted a whole number of at least 1", id="a convolution with stride 0"),
         pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, padding=-1), "padding: got -1", id="padding below 0"),
         pytest.param(lambda x: nn.conv2d(IMAGE, KERNEL, normal(3)),
             "bias: got <Tensor constant: float32(3,)>, wanted (4,), one for each channel out",

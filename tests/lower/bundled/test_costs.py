@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from dask_ferro.flow.costs import GROUPS, Costs, MeasuredTasks, merged
+from dask_ferro.flow.costs import GROUPS, Costs, MeasuredTasks, merge_tasks
 from dask_ferro.flow.task_cost import TaskCost
 
 
@@ -63,6 +63,6 @@ def test_one_program_has_many_groups_of_a_prefix() -> None:
 def test_measurements_of_a_group_are_added_up(
     a: float, b: float, tasks: tuple[int, int], nbytes: float
 ) -> None:
-    found = merged(of_group(tasks[0], a, seconds=2.0), of_group(tasks[1], b, seconds=1.0))
+    found = merge_tasks(of_group(tasks[0], a, seconds=2.0), of_group(tasks[1], b, seconds=1.0))
     assert (found.tasks, found.seconds) == (3, pytest.approx(4.0))
     assert found.nbytes == pytest.approx(nbytes, nan_ok=True)

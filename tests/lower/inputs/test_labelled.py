@@ -159,7 +159,7 @@ REFUSED = {
     "a dataset of other names": (
         lambda: ff.from_onnx(mlp())(A.to_dataset()), r"no variable for input 'x'; it has 'radiance'.*ds\.rename"
     ),
-    "a dataset among others": (lambda: two()(a=A, b=A.to_dataset()), "pass it alone"),
+    "a dataset among others": (lambda: two()(a=A, b=A.to_dataset()), "pass only the Dataset"),
     "other coordinates": (lambda: two()(A, A.assign_coords(time=range(10))), "xr.align"),
     "other sizes": (
         lambda: two()(A, A.isel(band=slice(3)).drop_vars("band")), r"b: \{'time': 10, 'band': 3\}.*'band' .*sizes"

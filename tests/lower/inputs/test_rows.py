@@ -98,7 +98,7 @@ def test_a_model_that_combines_rows_is_not_cut(name, cut, tmp_path):
 
 def test_a_model_that_may_combine_rows_is_warned_of_once():
     m = ff.from_onnx(unsure())
-    with pytest.warns(UserWarning, match=r"'loop' \(Loop\) has a body, which is not looked into"):
+    with pytest.warns(UserWarning, match=r"'loop' \(Loop\) has a body, which is not inspected"):
         m(X, batch_size=5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -157,7 +157,7 @@ def total(rows):
 
 def test_more_rows_than_one_need_an_output_with_rows():
     assert total(1)(X[:1]).compute(scheduler="sync") == pytest.approx(X[:1].sum(), rel=1e-5)
-    with pytest.raises(ff.InputError, match="fixed at 1, and it was given more"):
+    with pytest.raises(ff.InputError, match="fixed at 1, and it got more rows"):
         total(1)(X)
 
 
@@ -192,7 +192,7 @@ def test_an_input_in_chunks_that_is_taken_whole_is_named_with_its_remedy():
     m = ff.from_onnx(
         model([node("MatMul", ["x", "s"], ["y"])], {"x": ["N", 6], "s": ["K", 2]}, {"y": ["N", 2]})
     )
-    said = r"input 's' is taken whole and comes in 2 chunks; make it one chunk with .rechunk\(-1\)"
+    said = r"input 's' is read whole and has 2 chunks; make it one chunk with .rechunk\(-1\)"
     with pytest.raises(ff.InputError, match=said):
         m(X, da.from_array(X[:6, :2], chunks=(3, 2)))
 
@@ -421,7 +421,7 @@ def texts_apart():
 @pytest.mark.filterwarnings("ignore:.*its rows may depend")
 def test_chunks_of_other_widths_are_named(compute):
     x = np.array(["a", "b c", "d e f", "g"], object)
-    want = r"model 'texts': output 'y' has shape .* and .*, wanted the same .* on all rows"
+    want = r"model 'texts': output 'y' has shape .* and .*, but only axis 0 may differ.* on all rows"
     with dask.config.set(scheduler="sync"), pytest.raises(ff.InputError, match=want):
         compute(ff.from_onnx(texts_apart()), x)
 

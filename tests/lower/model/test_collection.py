@@ -19,7 +19,7 @@ from dask.delayed import Delayed
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.lower.model.collection import opened_of
+from dask_ferro.lower.model.collection import prepared_of
 from tests.each import every
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
 from tests.programs import ran
@@ -285,9 +285,9 @@ def test_another_fixed_batch_is_a_size_like_any_other():
 def test_rows_that_depend_on_each_other_are_not_cut():
     square = ff.from_onnx(written("(float[N,6] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }"))
     close(square(X).compute(scheduler="sync"), X @ X.T)
-    with pytest.raises(ff.InputError, match="puts each of them together with the others"):
+    with pytest.raises(ff.InputError, match="combines each of them with the others"):
         square(X, batch_size=5).compute(scheduler="sync")
-    with pytest.raises(ff.InputError, match="puts each of them together with the others"):
+    with pytest.raises(ff.InputError, match="combines each of them with the others"):
         square(da.from_array(X, chunks=(5, -1)))
 
 
@@ -336,12 +336,12 @@ def test_a_model_of_the_same_bytes_is_loaded_once(tmp_path):
     paths = [tmp_path / "one.onnx", tmp_path / "other.onnx"]
     for path in paths:
         path.write_bytes(mlp(seed=3).SerializeToString())
-    one, other = (opened_of(ff.from_onnx(path)) for path in paths)
+    one, other = (prepared_of(ff.from_onnx(path)) for path in paths)
     assert other.loaded.model is one.loaded.model
     assert [one.ref.path, other.ref.path] == [str(path) for path in paths]
-    assert opened_of(ff.from_onnx(paths[0], outputs="scores")).loaded.model is not one.loaded.model
+    assert prepared_of(ff.from_onnx(paths[0], outputs="scores")).loaded.model is not one.loaded.model
     with dask.config.set({"ferro.limits.value-bytes": 10**6}):
-        assert opened_of(ff.from_onnx(paths[0])).loaded.model is not one.loaded.model
+        assert prepared_of(ff.from_onnx(paths[0])).loaded.model is not one.loaded.model
 
 
 def test_calls_look_for_regions_once(monkeypatch):
@@ -351,7 +351,7 @@ def test_calls_look_for_regions_once(monkeypatch):
     for _ in range(3):
         opened(X)
         opened.predict(X)
-    assert looked == [node.name for node in opened_of(opened).loaded.model.graph]
+    assert looked == [node.name for node in prepared_of(opened).loaded.model.graph]
 
 
 def test_external_data_is_read_each_time_that_a_model_is_opened(tmp_path):

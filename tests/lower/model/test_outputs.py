@@ -113,7 +113,7 @@ def test_a_pickled_selection_tells_a_file_that_has_no_such_output_any_more(path)
     ("outputs", "words"),
     [
         pytest.param("nope", r"names 'nope', wanted some of its outputs: 'total', 'b0', 'b1' and 'b2'$", id="unknown"),
-        pytest.param(["b0", "a1"], r"'a1' is a value of the graph, and only outputs can be asked", id="inside"),
+        pytest.param(["b0", "a1"], r"'a1' is a value of the graph, and only outputs can be requested", id="inside"),
         pytest.param("x", r"'x' is a value of the graph", id="an input"),
         pytest.param([], r"outputs=\[\]: wanted at least one name; leave outputs= out", id="none"),
         pytest.param(["b0", "b0"], r"'b0' more than once", id="twice"),

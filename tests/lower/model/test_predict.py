@@ -59,7 +59,7 @@ def test_inputs_by_position_and_by_name_are_refused():
         with pytest.raises(ff.InputError, match="by position or by name, not both"):
             call(X, x=X)
         with pytest.raises(
-            ff.InputError, match=r"granularity is no input, and options .* batch_size, batch_inputs, dims"
+            ff.InputError, match=r"granularity is not an input; the options .* batch_size, batch_inputs, dims"
         ):
             call(X, batch_size=3, granularity="op")
 

@@ -304,7 +304,7 @@ def test_columns_of_different_tables_are_refused() -> None:
         model({"price": frame["price"], "count": other["count"], "city": frame["city"]})
     with pytest.raises(ff.InputError, match="different tables"):
         model({"price": frame["price"].iloc[:3], "count": frame["count"], "city": frame["city"]})
-    with pytest.raises(ff.InputError, match="'count' is no column of a table"):
+    with pytest.raises(ff.InputError, match="'count' is not a column of a table"):
         model({"price": frame["price"], "count": np.arange(ROWS), "city": frame["city"]})
 
 

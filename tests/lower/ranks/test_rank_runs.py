@@ -45,7 +45,7 @@ class Clipped:
 
     def step(self, params, grads, state):
         norm = ft.sqrt(sum((g * g).sum() for g in pytree.leaves(grads)))
-        return SGD(0.1, momentum=0.9).step(params, pytree.mapped(lambda g: g / norm, grads), state)
+        return SGD(0.1, momentum=0.9).step(params, pytree.map_leaves(lambda g: g / norm, grads), state)
 
 
 def training(optimizer=None, width=16, plan=PLAN):

@@ -25,7 +25,7 @@ from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
-from dask_ferro.graph.sharding.segments import Bucket, cut
+from dask_ferro.graph.sharding.segments import Bucket, cut_segments
 from dask_ferro.graph.sharding.spmd import lower
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build, to_model
@@ -222,14 +222,16 @@ def test_weights_of_the_file_and_outputs_that_are_weights(step):
 
 def test_buckets_are_closed_at_their_size(step):
     model = step.spmd(data=2).model
-    assert len(cut(model, bucket_bytes=0).buckets) == 4
-    assert [len(b.attributes) for b in cut(model, bucket_bytes=4200).buckets] == [3, 1]
+    assert len(cut_segments(model, bucket_bytes=0).buckets) == 4
+    assert [len(b.attributes) for b in cut_segments(model, bucket_bytes=4200).buckets] == [3, 1]
 
 
 def test_the_gradients_that_are_there_first_are_exchanged_first(step):
     model = step.spmd(data=2).model
     shapes = {value.name: value.shape.numpy() for node in model.graph for value in node.outputs}
-    order = [shapes[name] for bucket in cut(model, bucket_bytes=0).buckets for name in bucket.reads[0]]
+    order = [
+        shapes[name] for bucket in cut_segments(model, bucket_bytes=0).buckets for name in bucket.reads[0]
+    ]
     assert order.index((32, 4)) < order.index((16, 32))  # of the second layer, then of the first
 
 

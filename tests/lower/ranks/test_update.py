@@ -35,7 +35,7 @@ def test_steps_give_the_bits_of_no_pipeline(optimizer):
             id="what comes in micro-batches"),
         pytest.param({"optimizer": SGD(input("w0", (), np.float64))}, "two arguments are named 'w0'",
             id="a name that is taken"),
-        pytest.param({"twice": True, "optimizer": SGD(0.1)}, r"\['w0'\] is given twice", id="a parameter twice"),
+        pytest.param({"twice": True, "optimizer": SGD(0.1)}, r"\['w0'\] occurs twice", id="a parameter twice"),
         pytest.param({"params": None, "optimizer": SGD(0.1)}, "there are no parameters", id="no parameters"),
     ],
 )  # fmt: skip

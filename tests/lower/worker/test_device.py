@@ -188,7 +188,7 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
         time.sleep(0.05)  # as the driver takes to tell its free memory at first
         return Residency(device)
 
-    monkeypatch.setattr(task, "_detected", found)
+    monkeypatch.setattr(task, "_detect_device", found)
     monkeypatch.setattr(task, "_residency_of", slowly)
     monkeypatch.setattr(task, "_is_chosen", False)
     try:
@@ -203,7 +203,7 @@ def test_threads_that_start_together_find_one_device(monkeypatch: pytest.MonkeyP
 )
 def test_uses_no_device(wanted: str) -> None:
     with dask.config.set({"ferro.worker.device": wanted}):
-        assert task._detected() is None
+        assert task._detect_device() is None
 
 
 def _start(total: int) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 import dask_ferro as ff
-from dask_ferro.lower.worker.outputs import LARGE, NamedOutputs, Outputs, together, together_by_name
+from dask_ferro.lower.worker.outputs import LARGE, NamedOutputs, Outputs, pack_results, together_by_name
 from tests.each import every
 from tests.waiting import result
 
@@ -33,7 +33,7 @@ def same(got, wanted):
 
 
 def test_many_small_arrays_are_one_frame_and_their_positions():
-    _, frames = serialize(together(SMALL))
+    _, frames = serialize(pack_results(SMALL))
     description, stack = (memoryview(frame).nbytes for frame in frames)
     assert stack == 1000 * 1024
     assert description < 4000
@@ -41,7 +41,7 @@ def test_many_small_arrays_are_one_frame_and_their_positions():
 
 def test_large_arrays_keep_their_frames_and_are_not_copied():
     large = np.zeros(LARGE, np.float32)
-    _, frames = serialize(together([SMALL[0], large, SMALL[1]]))
+    _, frames = serialize(pack_results([SMALL[0], large, SMALL[1]]))
     assert len(frames) == 3
     assert any(
         f.nbytes == large.nbytes and np.shares_memory(np.frombuffer(f, np.float32), large) for f in frames[1:]
@@ -64,7 +64,7 @@ def test_large_arrays_keep_their_frames_and_are_not_copied():
     ],
 )
 def test_what_is_sent_arrives(arrays):
-    got = sent(together(arrays))
+    got = sent(pack_results(arrays))
     assert type(got) is Outputs
     assert all(one.flags.writeable for one in got)
     for one, wanted in zip(got, arrays, strict=True):
@@ -83,7 +83,7 @@ SHAPES = nps.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
 
 @given(st.lists(nps.arrays(DTYPES, SHAPES), max_size=12))
 def test_any_arrays_arrive_bit_by_bit(arrays):
-    for one, wanted in zip(sent(together(arrays)), arrays, strict=True):
+    for one, wanted in zip(sent(pack_results(arrays)), arrays, strict=True):
         assert (one.dtype, one.shape, one.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
 
 

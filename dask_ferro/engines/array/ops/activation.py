@@ -1,7 +1,7 @@
 """Activation functions, softmax among them.
 
-In each of them an intermediate overflows only where the result does (softplus, mish), or overflows to an
-infinity that the next step turns into the correct limit (sigmoid).
+In each of them an intermediate overflows only if the result does (softplus, mish), or overflows to an infinity that
+the next step turns into the correct limit (sigmoid).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, axis_shape, only, row
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, axis_shape, one_of, row
 from dask_ferro.engines.array.ops.elementwise import erf
 from dask_ferro.graph.ir.dtypes import FLOAT, NUMERIC
 
@@ -20,7 +20,7 @@ SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def _leaky_relu(xp: Namespace, x: Array, alpha: float) -> Array:
-    # With such slopes the result is the larger of both, which takes half the time of a `where`.
+    # For such slopes the result is the larger of both, which takes half the time of a `where`.
     return xp.maximum(x, alpha * x) if 0 <= alpha <= 1 else xp.where(x < 0, alpha * x, x)
 
 
@@ -118,7 +118,7 @@ TABLE: dict[str, Kernel] = {
     "Mish": row(lambda xp, x: x * xp.tanh(softplus(xp, x)), FLOAT),
     "Swish": row(_swish, FLOAT, alpha=1.0),
     "SwiGLU": row(lambda xp, gate, value, alpha: _swish(xp, gate, alpha) * value, FLOAT, alpha=1.0),
-    "Gelu": row(_gelu, FLOAT, when=only("approximate", ("none", "tanh"), "none"), approximate="none"),
+    "Gelu": row(_gelu, FLOAT, when=one_of("approximate", ("none", "tanh"), "none"), approximate="none"),
     "Shrink": row(_shrink, FLOAT, bias=0.0, lambd=0.5),
     "Softmax": Kernel(_along_axis(_softmax), (FLOAT,)),
     "LogSoftmax": Kernel(_along_axis(_log_softmax), (FLOAT,)),

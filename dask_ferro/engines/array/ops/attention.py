@@ -1,8 +1,8 @@
 """Scaled dot-product attention (opset 23 and later) and rotary position embedding.
 
 Grouped heads are broadcast, not copied.  The result of a query that may attend to no key is zero; the bias decides
-this, because a score may be infinite.  The fourth output, the scores, is declared only where its definition is the
-same in all opsets.
+this, because a score may be infinite.  The fourth output, the scores, is declared only if its definition is the same
+in all opsets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Fn, Kernel, Op, dtype, row
-from dask_ferro.engines.array.ops.layout import padded
+from dask_ferro.engines.array.ops.layout import pad_array
 from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, INDEX, WIDE, D
 from dask_ferro.graph.ir.nodes import attribute_of
@@ -44,15 +44,15 @@ def _attention(xp: Namespace, op: Op) -> Fn:
         # Both factors are scaled by the root, as in the standard: a product of large values would overflow before
         # scaling.
         root = math.sqrt(op.get("scale") or 1 / math.sqrt(q.shape[3]))
-        scores = _grouped(xp, q * root, xp.matrix_transpose(k * root))
+        scores = _grouped_matmul(xp, q * root, xp.matrix_transpose(k * root))
         if softcap:
             scores = softcap * xp.tanh(scores / softcap)
         past = 0 if past_key is None else past_key.shape[2]
         bias = _bias(xp, op, q, k.shape[2], mask, past, valid)
         biased = scores if bias is None else scores + bias
-        weights = _attended(xp, biased if precision is None else xp.astype(biased, precision), bias)
+        weights = _masked_softmax(xp, biased if precision is None else xp.astype(biased, precision), bias)
         weights = xp.astype(weights, q.dtype, copy=False)
-        y = _grouped(xp, weights, v)
+        y = _grouped_matmul(xp, weights, v)
         if flat:
             y = xp.permute_dims(y, (0, 2, 1, 3))
             y = xp.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
@@ -67,7 +67,7 @@ def _split_heads(xp: Namespace, x: Array, heads: int) -> Array:
     return xp.permute_dims(xp.reshape(x, (batch, length, heads, width // heads)), (0, 2, 1, 3))
 
 
-def _grouped(xp: Namespace, a: Array, b: Array) -> Array:
+def _grouped_matmul(xp: Namespace, a: Array, b: Array) -> Array:
     """Return matmul(a, b), where several heads of `a` may share one head of `b`."""
     share = a.shape[1] // b.shape[1]
     if share == 1:
@@ -89,11 +89,12 @@ def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, va
         # Since opset 24 a mask may be shorter than the keys: keys beyond it are masked.
         missing = keys - mask.shape[-1]
         if missing:
-            mask = padded(xp, mask, [*[(0, 0)] * (mask.ndim - 1), (0, missing)], fill=float("-inf"))
+            mask = pad_array(xp, mask, [*[(0, 0)] * (mask.ndim - 1), (0, missing)], fill=float("-inf"))
         bias = mask
     key = xp.arange(keys)
     ahead = xp.expand_dims(key, axis=0) - xp.expand_dims(xp.arange(q.shape[2]), axis=1) - past
-    # With lengths of valid keys the caller manages the cache: the last `queries` valid keys belong to the queries.
+    # If lengths of valid keys are passed, the caller manages the cache: the last `queries` valid keys belong to the
+    # queries.
     if valid is not None:
         valid = xp.reshape(xp.astype(valid, key.dtype), (-1, 1, 1, 1))
         ahead = ahead - (valid - q.shape[2])
@@ -108,9 +109,9 @@ def _bias(xp: Namespace, op: Op, q: Array, keys: int, mask: Array, past: int, va
     return bias
 
 
-def _attended(xp: Namespace, x: Array, bias: Array) -> Array:
-    """Return the softmax over the last axis; zeros where the bias leaves no key."""
-    # The maximum of a row of -inf alone is -inf, and -inf - -inf would be NaN.
+def _masked_softmax(xp: Namespace, x: Array, bias: Array) -> Array:
+    """Return the softmax over the last axis; zeros if the bias leaves no key."""
+    # The maximum of a row of only -inf is -inf, and -inf - -inf would be NaN.
     top = xp.max(x, axis=-1, keepdims=True)
     e = xp.exp(x - xp.where(top == float("-inf"), xp.zeros_like(top), top))
     total = xp.sum(e, axis=-1, keepdims=True)
@@ -122,11 +123,11 @@ def _attended(xp: Namespace, x: Array, bias: Array) -> Array:
     return xp.where(nothing, xp.zeros((), dtype=weights.dtype), weights)
 
 
-def _settled(node: ir.Node, opset: int) -> bool:
+def _is_supported(node: ir.Node, opset: int) -> bool:
     """Return whether softmax runs in a supported dtype, and all opsets define requested scores in the same way."""
     if attribute_of(node, "softmax_precision", D.FLOAT) not in FLOAT:
         return False
-    # With a soft cap, the meaning of the scores changed between releases of the standard.
+    # The meaning of the scores with a soft cap changed between releases of the standard.
     scores_wanted = len(node.outputs) > 3 and bool(node.outputs[3].name)
     return not (scores_wanted and attribute_of(node, "softcap", 0.0))
 
@@ -175,7 +176,7 @@ def _rows(xp: Namespace, cache: Array, positions: Array) -> Array:
 
 TABLE: dict[str, Kernel] = {
     "Attention": Kernel(
-        _attention, (FLOAT, FLOAT, FLOAT, FLOAT | BOOL, FLOAT, FLOAT, INDEX), range(23, 29), _settled
+        _attention, (FLOAT, FLOAT, FLOAT, FLOAT | BOOL, FLOAT, FLOAT, INDEX), range(23, 29), _is_supported
     ),
     "RotaryEmbedding": row(
         _rotary,

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import NEWEST, Kernel, only, row, widened
-from dask_ferro.engines.array.ops.layout import padded
+from dask_ferro.engines.array.kernel import NEWEST, Kernel, one_of, row, widen
+from dask_ferro.engines.array.ops.layout import pad_array
 from dask_ferro.engines.array.ops.linear import product
 from dask_ferro.engines.array.window import WINDOW, KernelWindow, Placement, only_pads, place, taps, window_of
 from dask_ferro.graph.ir.dtypes import FLOAT
 
-# Bytes of unrolled windows: larger slabs were no faster, and a batch of 64 would unroll to gigabytes.
+# Bytes of unrolled windows: larger slabs were not faster, and a batch of 64 would unroll to gigabytes.
 _SLAB_BYTES = 32 << 20
 
 
@@ -31,18 +31,18 @@ def _conv(
     kernel_shape: Sequence[int],
     **window: Any,
 ) -> Array:
-    kind, x, w = x.dtype, widened(xp, x), widened(xp, w)
+    kind, x, w = x.dtype, widen(xp, x), widen(xp, w)
     each = window_of(kernel_shape or w.shape[2:], **window)
     placement = place(each, x.shape[2:])
     if any(map(any, placement.widths())):
-        x = padded(xp, x, placement.widths())
-    y = _unrolled(xp, x, w, each, placement, group)
+        x = pad_array(xp, x, placement.widths())
+    y = _unroll(xp, x, w, each, placement, group)
     if bias is not None:
         y += xp.reshape(bias, (-1,) + (1,) * len(each.sizes))
     return xp.astype(y, kind, copy=False)
 
 
-def _unrolled(
+def _unroll(
     xp: Namespace, x: Array, w: Array, window: KernelWindow, placement: Placement, groups: int
 ) -> Array:
     samples, channels = x.shape[:2]
@@ -76,7 +76,7 @@ def _conv_transpose(
     output_shape: Sequence[int],
     **window: Any,
 ) -> Array:
-    kind, x, w = x.dtype, widened(xp, x), widened(xp, w)
+    kind, x, w = x.dtype, widen(xp, x), widen(xp, w)
     each = window_of(kernel_shape or w.shape[2:], **window)
     samples, channels, *sizes = x.shape
     kernels, positions = math.prod(each.sizes), math.prod(sizes)
@@ -89,17 +89,18 @@ def _conv_transpose(
     extra = output_padding or (0,) * len(sizes)
     full = [(n - 1) * s + each.reach(i) for i, (n, s) in enumerate(zip(sizes, each.strides, strict=True))]
     y = xp.zeros((samples, group * out, *full), dtype=x.dtype)
-    # The reverse of a convolution: each element of a window is added where the convolution would have read it.
+    # The reverse of a convolution: each element of a window is added at the place from which the convolution would
+    # have read it.
     for i, (_, slices) in enumerate(taps(each, sizes)):
         y[(..., *slices)] += spread[:, :, i, ...]
-    pads = _transposed_pads(output_shape, each, sizes, full, extra)
-    y = padded(xp, y, [(0, 0), (0, 0), *((-a, e - b) for (a, b), e in zip(pads, extra, strict=True))])
+    pads = _crop_sizes(output_shape, each, sizes, full, extra)
+    y = pad_array(xp, y, [(0, 0), (0, 0), *((-a, e - b) for (a, b), e in zip(pads, extra, strict=True))])
     if bias is not None:
         y += xp.reshape(bias, (-1,) + (1,) * len(sizes))
     return xp.astype(y, kind, copy=False)
 
 
-def _transposed_pads(
+def _crop_sizes(
     wanted: Sequence[int],
     window: KernelWindow,
     sizes: Sequence[int],
@@ -135,10 +136,10 @@ def _causal(
     length, earlier = x.shape[2], weight.shape[2] - 1
     before = xp.zeros((*x.shape[:2], earlier), dtype=x.dtype) if past is None else past
     seen = xp.concat([before, x], axis=2)
-    wide, taps = widened(xp, seen), widened(xp, weight)
+    wide, taps = widen(xp, seen), widen(xp, weight)
     # One tap at a time: kernels have 3 or 4 taps, and windows would copy the input as many times.
     y = sum(taps[:, 0, i, None] * wide[:, :, i : i + length] for i in range(earlier + 1))
-    y = y if bias is None else y + xp.expand_dims(widened(xp, bias), axis=1)
+    y = y if bias is None else y + xp.expand_dims(widen(xp, bias), axis=1)
     y = y if activation == "none" else y / (1.0 + xp.exp(-y))
     return xp.astype(y, x.dtype, copy=False), seen[:, :, length:]
 
@@ -149,7 +150,7 @@ TABLE: dict[str, Kernel] = {
         _causal,
         FLOAT,
         opsets=range(27, NEWEST + 1),
-        when=only("activation", ("none", "silu", "swish"), "none"),
+        when=one_of("activation", ("none", "silu", "swish"), "none"),
         activation="none",
     ),
     "ConvTranspose": row(

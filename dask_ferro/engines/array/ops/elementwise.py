@@ -1,8 +1,8 @@
 """Elementwise arithmetic, comparison, logic and mathematics, with ONNX's (NumPy's) broadcasting.
 
-Where an ONNX operator and an array-API function agree, the row's kernel *is* the namespace's function, so a call
-has no overhead.  The others differ in details: integer division truncates, `Mod` has two sign conventions, `Pow`
-keeps its base's dtype, `BitShift` is defined for every shift.
+If an ONNX operator and an array-API function agree, the row's kernel *is* the namespace's function, so a call has no
+overhead.  The others differ in details: integer division truncates, `Mod` has two sign conventions, `Pow` keeps its
+base's dtype, `BitShift` is defined for every shift.
 
 Dividing an integer by 0 is an error in Div and Mod on every engine: ONNX leaves the result undefined, ONNX Runtime
 raises, and any number would be arbitrary.  Integers wrap; the smallest one divided by -1 is itself.
@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, dtype, only, row, widened
+from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, dtype, one_of, row, widen
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, FLOAT, INTEGER, NUMERIC
 
 # The error of an integer divided by 0, on each engine that checks for it itself.
@@ -38,7 +38,7 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 _FLOAT32_MAX = 3.4028234e38
 
 
-def _named(name: str) -> Build:
+def _namespace_function(name: str) -> Build:
     """Return the builder that returns the namespace's own function."""
 
     def build(xp: Namespace, op: Op) -> Fn:
@@ -48,7 +48,7 @@ def _named(name: str) -> Build:
     return build
 
 
-def _dividing(fn: Fn, **defaults: Any) -> Kernel:
+def _division_row(fn: Fn, **defaults: Any) -> Kernel:
     """Return the row of a kernel that divides numbers, but no integer by 0."""
 
     def build(xp: Namespace, op: Op) -> Fn:
@@ -74,7 +74,7 @@ def _div(xp: Namespace, a: Array, b: Array) -> Array:
     q = xp.floor_divide(a, b)
     if not xp.isdtype(a.dtype, "signed integer"):
         return q
-    # ONNX truncates, the array API rounds down: they differ by one where the quotient is negative and not exact.
+    # ONNX truncates, the array API rounds down: they differ by one if the quotient is negative and not exact.
     inexact = xp.logical_and(q * b != a, (a < 0) != (b < 0))
     return q + xp.astype(inexact, q.dtype)
 
@@ -84,7 +84,7 @@ def _mod(xp: Namespace, a: Array, b: Array, fmod: int) -> Array:
     is_integer = xp.isdtype(a.dtype, "integral")
     # CuPy's remainder of floats rounds the quotient, and is NaN of an infinite divisor; its fmod is right.
     if not fmod:
-        return floored(xp, a, b) if not is_integer and _is_cupy(xp) else xp.remainder(a, b)
+        return floor_remainder(xp, a, b) if not is_integer and _is_cupy(xp) else xp.remainder(a, b)
     if is_integer:
         r = xp.remainder(a, b)
         return xp.where(xp.logical_and(r != 0, (r < 0) != (a < 0)), r - b, r)
@@ -94,7 +94,7 @@ def _mod(xp: Namespace, a: Array, b: Array, fmod: int) -> Array:
     return xp.copysign(xp.remainder(xp.abs(a), xp.abs(b)), a)
 
 
-def floored(xp: Namespace, a: Array, b: Array) -> Array:
+def floor_remainder(xp: Namespace, a: Array, b: Array) -> Array:
     """Return the remainder of floats with the divisor's sign, by the one with the dividend's."""
     r = xp.fmod(a, b)
     other_side = (r < 0) != (b < 0)
@@ -115,7 +115,7 @@ def _pow(xp: Namespace, op: Op) -> Fn:
             return xp.pow(a, b if a.dtype == b.dtype else xp.astype(b, a.dtype))
         if not xp.isdtype(b.dtype, "integral"):
             return xp.astype(xp.pow(xp.astype(a, xp.float64), xp.astype(b, xp.float64)), a.dtype)
-        # A negative power of an integer is 0, except of 1 and -1, where it depends on whether the exponent is odd.
+        # A negative power of an integer is 0, except for 1 and -1: their power depends on whether the exponent is odd.
         negative = b < 0
         r = xp.pow(a, xp.astype(xp.where(negative, b & 1, b), a.dtype))
         return xp.where(xp.logical_and(negative, xp.abs(a) != 1), xp.zeros_like(r), r)
@@ -141,7 +141,7 @@ def _is_inf(xp: Namespace, x: Array, detect_positive: int, detect_negative: int)
     return x == (float("inf") if detect_positive else float("-inf"))
 
 
-def _folded(name: str) -> Build:
+def _fold(name: str) -> Build:
     """Return the builder that folds a binary function of the namespace over one or more inputs."""
 
     def build(xp: Namespace, op: Op) -> Fn:
@@ -154,7 +154,7 @@ def _folded(name: str) -> Build:
 
 
 def _mean(xp: Namespace, op: Op) -> Fn:
-    total, count = _folded("add")(xp, op), len(op.given)
+    total, count = _fold("add")(xp, op), len(op.given)
     return lambda *xs: total(*xs) / count
 
 
@@ -163,19 +163,19 @@ def _clip(xp: Namespace, op: Op) -> Fn:
     if op.opset < 11:
         low, high = op.get("min", -_FLOAT32_MAX), op.get("max", _FLOAT32_MAX)
         bounds = (low if low > -_FLOAT32_MAX else None, high if high < _FLOAT32_MAX else None)
-        return lambda x: _clipped(xp, x, *bounds)
-    return lambda x, low=None, high=None: _clipped(xp, x, low, high)
+        return lambda x: _limit(xp, x, *bounds)
+    return lambda x, low=None, high=None: _limit(xp, x, low, high)
 
 
-def _clipped(xp: Namespace, x: Array, low: Array, high: Array) -> Array:
+def _limit(xp: Namespace, x: Array, low: Array, high: Array) -> Array:
     if low is not None:
         x = xp.maximum(x, low)
     # The upper bound is applied last: with low > high, every value becomes high.
     return x if high is None else xp.minimum(x, high)
 
 
-def _same(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, Kernel]:
-    return {op: Kernel(_named(name), dtypes) for op, name in names.items()}
+def _namespace_rows(names: dict[str, str], *dtypes: frozenset[ir.DataType]) -> dict[str, Kernel]:
+    return {op: Kernel(_namespace_function(name), dtypes) for op, name in names.items()}
 
 
 def erf(xp: Namespace, x: Array) -> Array:
@@ -183,7 +183,7 @@ def erf(xp: Namespace, x: Array) -> Array:
     if _is_cupy(xp):
         fn: Fn = importlib.import_module("cupyx.scipy.special").erf
         # CuPy's function returns float32 for float16, unlike ONNX.
-        return xp.astype(fn(widened(xp, x)), x.dtype, copy=False)
+        return xp.astype(fn(widen(xp, x)), x.dtype, copy=False)
     if isinstance(x, np.ndarray | np.generic):
         return np.asarray(_ERF(x), x.dtype)
     values = np.from_dlpack(x)
@@ -196,34 +196,38 @@ def _cast(xp: Namespace, op: Op) -> Fn:
 
 
 TABLE: dict[str, Kernel] = {
-    **_same({"Add": "add", "Sub": "subtract", "Mul": "multiply"}, NUMERIC),
-    **_same({"Neg": "negative", "Abs": "abs", "Sign": "sign"}, NUMERIC),
-    **_same({"Less": "less", "LessOrEqual": "less_equal"}, NUMERIC),
-    **_same({"Greater": "greater", "GreaterOrEqual": "greater_equal"}, NUMERIC),
-    **_same({"And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "Not": "logical_not"}, BOOL),
-    **_same({"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}, INTEGER),
-    **_same({"BitwiseNot": "bitwise_invert"}, INTEGER),
-    **_same({"Ceil": "ceil", "Floor": "floor", "Round": "round"}, FLOAT),
-    **_same({"Sqrt": "sqrt", "Exp": "exp", "Log": "log", "IsNaN": "isnan"}, FLOAT),
-    **_same(
+    **_namespace_rows({"Add": "add", "Sub": "subtract", "Mul": "multiply"}, NUMERIC),
+    **_namespace_rows({"Neg": "negative", "Abs": "abs", "Sign": "sign"}, NUMERIC),
+    **_namespace_rows({"Less": "less", "LessOrEqual": "less_equal"}, NUMERIC),
+    **_namespace_rows({"Greater": "greater", "GreaterOrEqual": "greater_equal"}, NUMERIC),
+    **_namespace_rows(
+        {"And": "logical_and", "Or": "logical_or", "Xor": "logical_xor", "Not": "logical_not"}, BOOL
+    ),
+    **_namespace_rows(
+        {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor"}, INTEGER
+    ),
+    **_namespace_rows({"BitwiseNot": "bitwise_invert"}, INTEGER),
+    **_namespace_rows({"Ceil": "ceil", "Floor": "floor", "Round": "round"}, FLOAT),
+    **_namespace_rows({"Sqrt": "sqrt", "Exp": "exp", "Log": "log", "IsNaN": "isnan"}, FLOAT),
+    **_namespace_rows(
         {"Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan"}, FLOAT
     ),
-    **_same({"Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh"}, FLOAT),
-    **_same({"Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh"}, FLOAT),
-    "Equal": Kernel(_named("equal"), (NUMERIC | BOOL,)),
-    "Where": Kernel(_named("where"), (BOOL, NUMERIC | BOOL)),
-    "Div": _dividing(_div),
-    "Mod": _dividing(_mod, fmod=0),
+    **_namespace_rows({"Sinh": "sinh", "Cosh": "cosh", "Tanh": "tanh"}, FLOAT),
+    **_namespace_rows({"Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh"}, FLOAT),
+    "Equal": Kernel(_namespace_function("equal"), (NUMERIC | BOOL,)),
+    "Where": Kernel(_namespace_function("where"), (BOOL, NUMERIC | BOOL)),
+    "Div": _division_row(_div),
+    "Mod": _division_row(_mod, fmod=0),
     "Pow": Kernel(_pow, (NUMERIC,)),
     "BitShift": row(_bit_shift, INTEGER, direction=None),
     "IsInf": row(_is_inf, FLOAT, detect_positive=1, detect_negative=1),
-    "Max": Kernel(_folded("maximum"), (NUMERIC,)),
-    "Min": Kernel(_folded("minimum"), (NUMERIC,)),
-    "Sum": Kernel(_folded("add"), (FLOAT,)),
+    "Max": Kernel(_fold("maximum"), (NUMERIC,)),
+    "Min": Kernel(_fold("minimum"), (NUMERIC,)),
+    "Sum": Kernel(_fold("add"), (FLOAT,)),
     "Mean": Kernel(_mean, (FLOAT,)),
     "Clip": Kernel(_clip, (NUMERIC,)),
     "Reciprocal": row(lambda xp, x: 1 / x, FLOAT),
     "Erf": row(erf, FLOAT),
-    "Cast": Kernel(_cast, (ANY,), when=only("to", ANY, None)),
+    "Cast": Kernel(_cast, (ANY,), when=one_of("to", ANY, None)),
     "CastLike": row(lambda xp, x, to: xp.astype(x, to.dtype, copy=False), ANY),
 }

@@ -4,7 +4,7 @@ Indices may be negative.  The array API indexes by a vector along one axis (`tak
 are flattened; GatherND turns tuples of indices into positions in the flattened array.
 
 On numpy and CuPy, a scatter assigns through index arrays; with a reduction it uses `ufunc.at`, which applies repeated
-indices.  CuPy's `ufunc.at` has no products, which are left to other engines, and supports some dtypes alone
+indices.  CuPy's `ufunc.at` has no products, which are left to other engines, and supports only some dtypes
 (`_ATOMIC`).  For other dtypes, and on namespaces with nothing beyond the standard, numpy scatters.
 """
 
@@ -20,16 +20,16 @@ from dask_ferro.engines.array.kernel import (
     Fn,
     Kernel,
     Op,
-    along,
     axis_shape,
     from_front,
-    only,
-    reading,
+    index_at,
+    one_of,
     row,
+    row_of,
 )
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, INTEGER, NUMERIC, WIDE
 
-_AT = {"add": "add", "max": "maximum", "min": "minimum"}
+_UFUNCS = {"add": "add", "max": "maximum", "min": "minimum"}
 # Dtypes that CuPy's `ufunc.at` supports, because CUDA has atomics for them.
 _EXTREMA = frozenset({"int32", "uint32", "uint64", "float32", "float64"})
 _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
@@ -37,9 +37,9 @@ _ATOMIC = {"add": _EXTREMA | {"float16"}, "max": _EXTREMA, "min": _EXTREMA}
 
 def _gather(xp: Namespace, op: Op) -> Fn:
     axis = op.get("axis", 0)
-    # A single constant index, such as that of a shape's first dimension, is a view.
+    # A single constant index, such as the index of a shape's first dimension, is a view.
     if 1 in op.constants and op.constants[1].ndim == 0 and axis >= 0:
-        at = along(axis, int(op.constants[1]))
+        at = index_at(axis, int(op.constants[1]))
         return lambda x, indices: x[at]
 
     def fn(x: Array, indices: Array) -> Array:
@@ -68,7 +68,7 @@ def _gather_nd(xp: Namespace, x: Array, indices: Array, batch_dims: int) -> Arra
     position = xp.zeros(indices.shape[:-1], dtype=indices.dtype)
     for i, size in enumerate(inner):
         position = position * size + _positive(xp, indices[..., i], size)
-    # Each batch starts where the previous one ends.
+    # Each batch starts at the end of the previous one.
     if batch_dims:
         first = xp.arange(math.prod(outer), dtype=indices.dtype) * math.prod(inner)
         position += xp.reshape(first, outer + (1,) * (indices.ndim - 1 - batch_dims))
@@ -90,12 +90,12 @@ def _scatter(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, red
     elif unsigned:
         xp.add.at(y.view(xp.uint64), at, updates.view(xp.uint64))
     else:
-        getattr(xp, _AT[reduction]).at(y, at, updates)
+        getattr(xp, _UFUNCS[reduction]).at(y, at, updates)
     return y
 
 
 def _on_numpy(xp: Namespace, x: Array, at: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    """Scatter on the host, where the namespace has no way to apply repeated indices."""
+    """Scatter on the host, if the namespace has no way to apply repeated indices."""
     down = getattr(xp, "asnumpy", np.from_dlpack)
     return xp.asarray(_scatter(np, down(x), tuple(map(down, at)), down(updates), reduction))
 
@@ -127,7 +127,7 @@ def _tensor_scatter(
     return _scatter(xp, cache, tuple(at), update, "none")
 
 
-_known_reduction = only("reduction", ("none", *_AT), "none")
+_known_reduction = one_of("reduction", ("none", *_UFUNCS), "none")
 
 
 def _one_hot(xp: Namespace, op: Op, depths: tuple[int, ...]) -> Fn:
@@ -159,7 +159,7 @@ def _top_k(xp: Namespace, op: Op, counts: tuple[int, ...] | int) -> Fn:
             raise ValueError(f"k is {count}, wanted 0 to {x.shape[at]}, the size of axis {axis}")
         # Stable: ONNX puts the lower index of equal elements first.
         order = xp.argsort(x, axis=axis, descending=largest, stable=True)
-        order = order[along(at, slice(0, count))]
+        order = order[index_at(at, slice(0, count))]
         return xp.take_along_axis(x, order, axis=axis), xp.astype(order, xp.int64, copy=False)
 
     return fn
@@ -188,9 +188,9 @@ TABLE: dict[str, Kernel] = {
     "TensorScatter": row(
         _tensor_scatter, ANY, ANY, WIDE, opsets=range(24, NEWEST + 1), axis=-2, mode="linear"
     ),
-    "OneHot": reading(_one_hot, NUMERIC, NUMERIC, ANY),
-    "Trilu": reading(_trilu, ANY, WIDE),
-    "TopK": reading(_top_k, NUMERIC, INTEGER, since=10, attributes=("k",)),
+    "OneHot": row_of(_one_hot, NUMERIC, NUMERIC, ANY),
+    "Trilu": row_of(_trilu, ANY, WIDE),
+    "TopK": row_of(_top_k, NUMERIC, INTEGER, since=10, attributes=("k",)),
     "NonZero": row(_non_zero, ANY),
     "Compress": row(_compress, ANY, BOOL, axis=None),
 }

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, dtype, from_front, only, reading, row
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, dtype, from_front, index_at, one_of, row, row_of
 from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, NUMERIC, WIDE, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
@@ -45,7 +45,7 @@ def _reshape(xp: Namespace, op: Op, shape: Ints) -> Fn:
 
     def fn(x: Array, *_: Array) -> Array:
         sizes = [n or x.shape[i] for i, n in enumerate(shape)]
-        # Inferred from the sizes that are not copied: numpy cannot infer it where a size is 0.
+        # Inferred from the sizes that are not copied: numpy cannot infer it if a size is 0.
         if -1 in sizes:
             kept = {i for i, n in enumerate(shape) if n == 0}
             rest = math.prod(n for i, n in enumerate(sizes) if i not in kept and n != -1)
@@ -83,7 +83,7 @@ def _unsqueeze(xp: Namespace, op: Op, axes: Ints) -> Fn:
     return fn
 
 
-def _split(xp: Namespace, op: Op, sizes: Ints | None) -> Fn:
+def _split_kernel(xp: Namespace, op: Op, sizes: Ints | None) -> Fn:
     axis, parts = op.get("axis", 0), op.outputs
 
     def fn(x: Array, *_: Array) -> tuple[Array, ...]:
@@ -93,7 +93,7 @@ def _split(xp: Namespace, op: Op, sizes: Ints | None) -> Fn:
         part = -(-total // parts)
         ends = [min(total, part * (i + 1)) for i in range(parts)]
         ends = list(itertools.accumulate(sizes)) if sizes is not None else ends
-        return tuple(x[along(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
+        return tuple(x[index_at(at, slice(a, b))] for a, b in itertools.pairwise([0, *ends]))
 
     return fn
 
@@ -127,12 +127,12 @@ def _pad(xp: Namespace, op: Op, pads: Ints, axes: Ints | None = None) -> Fn:
         count = len(pads) // 2
         for axis, before, after in zip(axes or range(x.ndim), pads[:count], pads[count:], strict=False):
             widths[axis] = (before, after)
-        return padded(xp, x, widths, mode, fill if value is None else value)
+        return pad_array(xp, x, widths, mode, fill if value is None else value)
 
     return fn
 
 
-def padded(
+def pad_array(
     xp: Namespace, x: Array, widths: Sequence[tuple[int, int]], mode: str = "constant", fill: Array = None
 ) -> Array:
     """Return `x` with `widths` (before, after) elements added along each axis; negative widths crop."""
@@ -180,7 +180,7 @@ def _center_crop_pad(xp: Namespace, op: Op, shape: Ints) -> Fn:
             # The larger half of an odd number is at the end, for padding and for cropping.
             before = extra // 2 if extra > 0 else -(-extra // 2)
             widths[axis] = (before, extra - before)
-        return padded(xp, x, widths)
+        return pad_array(xp, x, widths)
 
     return fn
 
@@ -220,33 +220,33 @@ def _eye_like(xp: Namespace, x: Array, **attributes: int | None) -> Array:
 TABLE: dict[str, Kernel] = {
     "Identity": row(lambda xp, x: x, ANY),
     "Dropout": Kernel(_dropout, (ANY, ANY, BOOL), when=_inference),
-    "Reshape": reading(_reshape, ANY, WIDE),
+    "Reshape": row_of(_reshape, ANY, WIDE),
     "Transpose": row(_transpose, ANY, perm=None),
     "Flatten": row(_flatten, ANY, axis=1),
-    "Squeeze": reading(_squeeze, ANY, WIDE, since=13, attributes=("axes",)),
-    "Unsqueeze": reading(_unsqueeze, ANY, WIDE, since=13, attributes=("axes",)),
+    "Squeeze": row_of(_squeeze, ANY, WIDE, since=13, attributes=("axes",)),
+    "Unsqueeze": row_of(_unsqueeze, ANY, WIDE, since=13, attributes=("axes",)),
     "Concat": row(lambda xp, *xs, axis: xp.concat(xs, axis=axis), ANY, axis=None),
-    "Split": reading(_split, ANY, WIDE, since=13, attributes=("split",)),
-    "Slice": reading(_slice, ANY, INDEX, at=(1, 2, 3, 4), since=10, attributes=("starts", "ends", "axes")),
+    "Split": row_of(_split_kernel, ANY, WIDE, since=13, attributes=("split",)),
+    "Slice": row_of(_slice, ANY, INDEX, at=(1, 2, 3, 4), since=10, attributes=("starts", "ends", "axes")),
     # In both directions: ONNX also broadcasts the shape to the input.
-    "Expand": reading(
+    "Expand": row_of(
         lambda xp, op, shape: lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape)), ANY, WIDE
     ),
-    "Tile": reading(lambda xp, op, repeats: lambda x, *_: xp.tile(x, repeats), ANY, WIDE),
-    "Pad": reading(
+    "Tile": row_of(lambda xp, op, repeats: lambda x, *_: xp.tile(x, repeats), ANY, WIDE),
+    "Pad": row_of(
         _pad,
         *(ANY, WIDE, ANY, INDEX),
         at=(1, 3),
         since=11,
         attributes=("pads",),
-        when=only("mode", _PAD_MODES, "constant"),
+        when=one_of("mode", _PAD_MODES, "constant"),
     ),
     "DepthToSpace": row(_depth_to_space, ANY, blocksize=None, mode="DCR"),
     "SpaceToDepth": row(_space_to_depth, ANY, blocksize=None, mode="DCR"),
-    "CenterCropPad": reading(_center_crop_pad, ANY, INDEX),
-    "ConstantOfShape": reading(_constant_of_shape, WIDE, at=(0,), when=_plain_value),
+    "CenterCropPad": row_of(_center_crop_pad, ANY, INDEX),
+    "ConstantOfShape": row_of(_constant_of_shape, WIDE, at=(0,), when=_plain_value),
     "Range": row(_range, frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64})),
     "Shape": row(_shape, ANY, start=0, end=None),
     "Size": row(lambda xp, x: xp.asarray(math.prod(x.shape), dtype=xp.int64), ANY),
-    "EyeLike": row(_eye_like, NUMERIC | BOOL, when=only("dtype", {*ANY, None}, None), k=0, dtype=None),
+    "EyeLike": row(_eye_like, NUMERIC | BOOL, when=one_of("dtype", {*ANY, None}, None), k=0, dtype=None),
 }

@@ -53,7 +53,7 @@ def _einsum(xp: Namespace, *arrays: Array, equation: str) -> Array:
 
 
 def _keeps_ellipses(node: ir.Node, opset: int) -> bool:
-    """Return whether the axes under an ellipsis are those of the result too; NumPy sums over none of them."""
+    """Return whether the result has all axes under an ellipsis; NumPy sums over none of them."""
     terms, arrow, result = node.attributes["equation"].as_string().partition("->")
     return not arrow or "..." not in terms or "..." in result
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, from_front, only, row, widened
-from dask_ferro.engines.array.ops.layout import padded
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, from_front, one_of, row, widen
+from dask_ferro.engines.array.ops.layout import pad_array
 from dask_ferro.graph.ir.dtypes import FLOAT, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
@@ -26,10 +26,10 @@ def _training_batch(xp: Namespace, op: Op) -> Fn:
     epsilon, momentum = op.get("epsilon", 1e-5), op.get("momentum", 0.9)
 
     def fn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> tuple[Array, ...]:
-        w, axes = widened(xp, x), (0, *range(2, x.ndim))
-        y, centre, _ = _standardized(xp, w, axes, epsilon)
+        w, axes = widen(xp, x), (0, *range(2, x.ndim))
+        y, centre, _ = _standardize(xp, w, axes, epsilon)
         own = xp.reshape(centre, (-1,)), xp.var(w, axis=axes)
-        y = _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
+        y = _scale_channels(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
         running = (
             xp.astype(old * momentum + new * (1 - momentum), old.dtype, copy=False)
             for old, new in zip((mean, variance), own, strict=True)
@@ -41,7 +41,7 @@ def _training_batch(xp: Namespace, op: Op) -> Fn:
 
 def _frozen_batch(xp: Namespace, op: Op) -> Fn:
     epsilon = op.get("epsilon", 1e-5)
-    # With constant scale, bias, mean and variance, one product and one sum remain, so computing them in float64 is
+    # If scale, bias, mean and variance are constant, one product and one sum remain, so computing them in float64 is
     # free.
     if all(i in op.constants for i in (1, 2, 3, 4)):
         scale, bias, mean, variance = (np.asarray(op.constants[i], np.float64) for i in (1, 2, 3, 4))
@@ -49,29 +49,29 @@ def _frozen_batch(xp: Namespace, op: Op) -> Fn:
         kind = getattr(xp, op.constants[1].dtype.name)
         by = xp.astype(xp.asarray(factor), kind)
         shift = xp.astype(xp.asarray(bias - mean * factor), kind)
-        return lambda x, *_: _scaled(xp, x, by, shift)
+        return lambda x, *_: _scale_channels(xp, x, by, shift)
 
     def fn(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
         factor = scale / xp.sqrt(variance + epsilon)
-        return _scaled(xp, x, factor, bias - mean * factor)
+        return _scale_channels(xp, x, factor, bias - mean * factor)
 
     return fn
 
 
-def _scaled(xp: Namespace, x: Array, factor: Array, shift: Array) -> Array:
+def _scale_channels(xp: Namespace, x: Array, factor: Array, shift: Array) -> Array:
     """Return x * factor + shift, per channel, in x's dtype."""
     shape = (-1,) + (1,) * max(x.ndim - 2, 0)
     y = x * xp.reshape(factor, shape) + xp.reshape(shift, shape)
     return xp.astype(y, x.dtype, copy=False)
 
 
-def _is_ours(node: ir.Node, opset: int) -> bool:
+def _is_standard(node: ir.Node, opset: int) -> bool:
     """Return whether statistics are per channel, and the outputs of saved statistics (early opsets) are unused."""
     is_saved = any(value.is_graph_output() or value.uses() for value in node.outputs[3:])
     return attribute_of(node, "spatial", 1) == 1 and not is_saved
 
 
-def _standardized(
+def _standardize(
     xp: Namespace, x: Array, axes: tuple[int, ...], epsilon: float
 ) -> tuple[Array, Array, Array]:
     """Return (x - mean) / sqrt(variance + epsilon) over `axes`, with the mean and the reciprocal deviation."""
@@ -87,7 +87,7 @@ def _layer(
     xp: Namespace, x: Array, scale: Array, bias: Array = None, *, axis: int, epsilon: float
 ) -> tuple[Array, Array, Array]:
     axes = tuple(range(from_front(axis, x.ndim), x.ndim))
-    y, mean, reciprocal = _standardized(xp, widened(xp, x), axes, epsilon)
+    y, mean, reciprocal = _standardize(xp, widen(xp, x), axes, epsilon)
     y = xp.astype(y, x.dtype, copy=False) * scale
     if bias is not None:
         y += bias
@@ -96,17 +96,17 @@ def _layer(
 
 def _rms(xp: Namespace, x: Array, scale: Array, axis: int, epsilon: float) -> Array:
     axes = tuple(range(from_front(axis, x.ndim), x.ndim))
-    w = widened(xp, x)
+    w = widen(xp, x)
     y = w / xp.sqrt(xp.mean(w * w, axis=axes, keepdims=True) + epsilon)
     return xp.astype(y, scale.dtype, copy=False) * scale
 
 
-_single_stash = only("stash_type", (D.FLOAT,), D.FLOAT)
+_single_stash = one_of("stash_type", (D.FLOAT,), D.FLOAT)
 
 
 def _instance(xp: Namespace, x: Array, scale: Array, bias: Array, epsilon: float) -> Array:
-    y, _, _ = _standardized(xp, widened(xp, x), tuple(range(2, x.ndim)), epsilon)
-    return _scaled(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
+    y, _, _ = _standardize(xp, widen(xp, x), tuple(range(2, x.ndim)), epsilon)
+    return _scale_channels(xp, xp.astype(y, x.dtype, copy=False), scale, bias)
 
 
 def _group(xp: Namespace, op: Op) -> Fn:
@@ -114,13 +114,13 @@ def _group(xp: Namespace, op: Op) -> Fn:
 
     def fn(x: Array, scale: Array, bias: Array) -> Array:
         samples, channels = x.shape[:2]
-        grouped = xp.reshape(widened(xp, x), (samples, groups, channels // groups, *x.shape[2:]))
-        y, _, _ = _standardized(xp, grouped, tuple(range(2, grouped.ndim)), epsilon)
+        grouped = xp.reshape(widen(xp, x), (samples, groups, channels // groups, *x.shape[2:]))
+        y, _, _ = _standardize(xp, grouped, tuple(range(2, grouped.ndim)), epsilon)
         y = xp.astype(y, x.dtype, copy=False)
         # One scale per group before opset 21, one per channel since.
         if op.opset < 21:
-            return xp.reshape(_scaled(xp, y, scale, bias), x.shape)
-        return _scaled(xp, xp.reshape(y, x.shape), scale, bias)
+            return xp.reshape(_scale_channels(xp, y, scale, bias), x.shape)
+        return _scale_channels(xp, xp.reshape(y, x.shape), scale, bias)
 
     return fn
 
@@ -143,7 +143,7 @@ def _across_channels(xp: Namespace, x: Array, size: int, bias: float, alpha: flo
     channels, before = x.shape[1], (size - 1) // 2
     widths = [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)]
     # Padded with zeros, all shifted slices of the channels have the same shape, and one loop over the window sums them.
-    squares = padded(xp, x * x, widths)
+    squares = pad_array(xp, x * x, widths)
     total = xp.asarray(squares[:, :channels, ...], copy=True)
     for k in range(1, size):
         total += squares[:, k : k + channels, ...]
@@ -151,12 +151,12 @@ def _across_channels(xp: Namespace, x: Array, size: int, bias: float, alpha: flo
 
 
 TABLE: dict[str, Kernel] = {
-    "BatchNormalization": Kernel(_batch, (FLOAT,), when=_is_ours),
+    "BatchNormalization": Kernel(_batch, (FLOAT,), when=_is_standard),
     "LayerNormalization": row(_layer, FLOAT, when=_single_stash, axis=-1, epsilon=1e-5),
     "RMSNormalization": row(_rms, FLOAT, when=_single_stash, axis=-1, epsilon=1e-5),
     "InstanceNormalization": row(_instance, FLOAT, epsilon=1e-5),
     "GroupNormalization": Kernel(_group, (FLOAT,), when=_single_stash),
     "MeanVarianceNormalization": row(_mean_variance, FLOAT, axes=(0, 2, 3)),
-    "LpNormalization": row(_lp, FLOAT, when=only("p", (1, 2), 2), axis=-1, p=2),
+    "LpNormalization": row(_lp, FLOAT, when=one_of("p", (1, 2), 2), axis=-1, p=2),
     "LRN": row(_across_channels, FLOAT, size=None, bias=1.0, alpha=1e-4, beta=0.75),
 }

@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, row, widened
-from dask_ferro.engines.array.ops.layout import padded
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, index_at, row, widen
+from dask_ferro.engines.array.ops.layout import pad_array
 from dask_ferro.engines.array.window import (
     WINDOW,
     KernelWindow,
@@ -36,11 +36,11 @@ def _fold(
 ) -> Array:
     """Return `combine` folded over every window, one spatial axis after the other."""
     if any(map(any, placement.widths())):
-        x = padded(xp, x, placement.widths(), fill=fill)
+        x = pad_array(xp, x, placement.widths(), fill=fill)
     for axis, (size, count) in enumerate(zip(window.sizes, placement.counts, strict=True)):
-        y = x[along(2 + axis, tap(window, axis, 0, count))]
+        y = x[index_at(2 + axis, tap(window, axis, 0, count))]
         for k in range(1, size):
-            y = combine(y, x[along(2 + axis, tap(window, axis, k, count))])
+            y = combine(y, x[index_at(2 + axis, tap(window, axis, k, count))])
         x = y
     return x
 
@@ -60,10 +60,10 @@ def _max_pool(xp: Namespace, op: Op) -> Fn:
     def fn(x: Array) -> tuple[Array, Array]:
         samples, channels, *sizes = x.shape
         placement = place(window, sizes)
-        wide = padded(xp, x, placement.widths(), fill=_lowest(xp, x))
+        wide = pad_array(xp, x, placement.widths(), fill=_lowest(xp, x))
         # Each element's index in its plane: one array serves all samples and channels.
         plane = np.arange(math.prod(sizes)).reshape(1, 1, *sizes, order=order)
-        index = xp.asarray(padded(np, plane, placement.widths()))
+        index = xp.asarray(pad_array(np, plane, placement.widths()))
         best, at = None, None
         for _, slices in taps(window, placement.counts):
             value = wide[(..., *slices)]
@@ -85,7 +85,7 @@ def _average_pool(
 ) -> Array:
     window = window_of(kernel_shape, **attributes)
     placement = place(window, x.shape[2:])
-    total = _fold(xp, xp.add, widened(xp, x), window, placement, 0.0)
+    total = _fold(xp, xp.add, widen(xp, x), window, placement, 0.0)
     # The number of elements that each window averages.
     counted = np.ones((1, 1, *x.shape[2:]), np.int64)
     if count_include_pad:
@@ -99,7 +99,7 @@ def _average_pool(
 
 
 def _lp_pool(xp: Namespace, x: Array, kernel_shape: Sequence[int], p: int, **attributes: Any) -> Array:
-    window, w = window_of(kernel_shape, **attributes), widened(xp, x)
+    window, w = window_of(kernel_shape, **attributes), widen(xp, x)
     powers = w * w if p == 2 else xp.pow(xp.abs(w), p)
     total = _fold(xp, xp.add, powers, window, place(window, x.shape[2:]), 0.0)
     return xp.astype(xp.sqrt(total) if p == 2 else xp.pow(total, 1 / p), x.dtype, copy=False)

@@ -17,14 +17,14 @@ _BYTES = frozenset({D.INT8, D.UINT8})
 _NARROW = _BYTES | {D.INT16, D.UINT16}
 
 
-def _along(xp: Namespace, values: Array, x: Array, axis: int) -> Array:
+def _lay_along(xp: Namespace, values: Array, x: Array, axis: int) -> Array:
     """Return a vector laid along an axis of `x`; a scalar unchanged."""
     if values.ndim == 0 or values.shape == (1,):
         return xp.reshape(values, ())
     return xp.reshape(values, axis_shape(from_front(axis, x.ndim), x.ndim))
 
 
-def _saturated(xp: Namespace, x: Array, to: object) -> Array:
+def _saturate(xp: Namespace, x: Array, to: object) -> Array:
     limits = xp.iinfo(to)
     # Clipped before the cast, which is undefined beyond the range of the integers.
     return xp.astype(xp.minimum(xp.maximum(x, float(limits.min)), float(limits.max)), to)
@@ -33,20 +33,20 @@ def _saturated(xp: Namespace, x: Array, to: object) -> Array:
 def _quantize(
     xp: Namespace, x: Array, scale: Array, zero: Array = None, *, axis: int, output_dtype: int
 ) -> Array:
-    y = xp.round(x / _along(xp, scale, x, axis))
+    y = xp.round(x / _lay_along(xp, scale, x, axis))
     if zero is None:
-        return _saturated(xp, y, dtype(xp, output_dtype or D.UINT8))
+        return _saturate(xp, y, dtype(xp, output_dtype or D.UINT8))
     # In float32: an integer beyond 2^24 saturates, so its last digits do not matter.
-    y = xp.astype(y, xp.float32, copy=False) + xp.astype(_along(xp, zero, x, axis), xp.float32)
-    return _saturated(xp, y, zero.dtype)
+    y = xp.astype(y, xp.float32, copy=False) + xp.astype(_lay_along(xp, zero, x, axis), xp.float32)
+    return _saturate(xp, y, zero.dtype)
 
 
 def _dequantize(xp: Namespace, x: Array, scale: Array, zero: Array = None, *, axis: int) -> Array:
     # In int32, since a difference of two bytes takes nine bits.
     wide = xp.astype(x, xp.int32, copy=False)
     if zero is not None:
-        wide = wide - xp.astype(_along(xp, zero, x, axis), xp.int32)
-    y = xp.astype(wide, xp.float32) * xp.astype(_along(xp, scale, x, axis), xp.float32, copy=False)
+        wide = wide - xp.astype(_lay_along(xp, zero, x, axis), xp.int32)
+    y = xp.astype(wide, xp.float32) * xp.astype(_lay_along(xp, scale, x, axis), xp.float32, copy=False)
     return xp.astype(y, scale.dtype, copy=False)
 
 
@@ -63,10 +63,10 @@ def _dynamic(xp: Namespace, x: Array) -> tuple[Array, Array, Array]:
     low = xp.minimum(xp.min(x), xp.zeros((), dtype=x.dtype))
     high = xp.maximum(xp.max(x), xp.zeros((), dtype=x.dtype))
     scale = (high - low) / 255
-    # For zeros alone, every scale but 0 is correct.
+    # For only zeros, every scale except 0 is correct.
     scale = xp.where(scale == 0, xp.ones_like(scale), scale)
-    zero = _saturated(xp, xp.round(-low / scale), xp.uint8)
-    y = _saturated(xp, xp.round(x / scale) + xp.astype(zero, x.dtype), xp.uint8)
+    zero = _saturate(xp, xp.round(-low / scale), xp.uint8)
+    y = _saturate(xp, xp.round(x / scale) + xp.astype(zero, x.dtype), xp.uint8)
     return y, scale, zero
 
 

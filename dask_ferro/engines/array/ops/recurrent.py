@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM with their default activations: a Python loop over time, one or two products per step.
 
-The inputs of all steps are multiplied at once.  Per-sample lengths, clipping, coupled gates and other
+The inputs of all steps are multiplied in one product.  Per-sample lengths, clipping, coupled gates and other
 activations are declared unsupported (`has_default_cell`).
 """
 
@@ -101,7 +101,7 @@ def _recurrent(make: Callable[[Namespace, Op], Cell], states: int) -> Build:
             bias = xp.zeros((len(backward), 2 * n), dtype=x.dtype) if b is None else b
             runs, ends = [], []
             for d, reverse in enumerate(backward):
-                # The inputs of all steps at once: one large product instead of one per step.
+                # The inputs of all steps in one large product instead of one product per step.
                 projected = product(xp, x, w[d, ...].T) + bias[d, :n]
                 weights = DirectionWeights(r[d, ...].T, bias[d, n:], None if p is None else p[d, :])
                 run, end = _run(xp, step, projected, weights, tuple(s[d, ...] for s in initial), reverse)

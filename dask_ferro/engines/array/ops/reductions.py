@@ -1,8 +1,8 @@
 """Reductions, ArgMax and ArgMin, cumulative sums and products.
 
 The axes are an attribute in old opsets and an input in new ones (from 13 for ReduceSum, from 18 for the others).
-A result keeps its input's dtype.  No axes means all axes, or with `noop_with_empty_axes` none (the elementwise part
-alone).
+A result keeps its input's dtype.  No axes means all axes, or with `noop_with_empty_axes` none (only the elementwise
+part).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
-from dask_ferro.engines.array.kernel import Fn, Kernel, Op, along, from_front, reading, row
+from dask_ferro.engines.array.kernel import Fn, Kernel, Op, from_front, index_at, row, row_of
 from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, NUMERIC, WIDE
 
 Axes = tuple[int, ...] | None  # None: all axes
@@ -21,7 +21,7 @@ Reduce = Callable[[Namespace, Array, Axes, bool], Array]  # (xp, x, axes, keepdi
 
 
 def _sum(xp: Namespace, x: Array, axes: Axes, keepdims: bool) -> Array:
-    # With the input's dtype: the array API would sum small integers in the default integer, where ONNX wraps.
+    # The dtype is the input's: the array API would sum small integers in the default integer, but ONNX wraps.
     return xp.sum(x, axis=axes, dtype=x.dtype, keepdims=keepdims)
 
 
@@ -38,7 +38,7 @@ def _extreme(largest: bool) -> Reduce:
             return (xp.any if largest else xp.all)(x, axis=axes, keepdims=keepdims)
         if 0 not in x.shape:
             return (xp.max if largest else xp.min)(x, axis=axes, keepdims=keepdims)
-        # Of no elements ONNX returns the smallest (or largest) value, where the namespaces raise.
+        # For no elements ONNX returns the smallest (or largest) value, but the namespaces raise.
         if xp.isdtype(x.dtype, "integral"):
             limits = xp.iinfo(x.dtype)
             worst: float = limits.min if largest else limits.max
@@ -89,14 +89,14 @@ def _cumulative(name: str, xp: Namespace, op: Op, axes: tuple[int, ...]) -> Fn:
         y = accumulate(x, axis=at, dtype=x.dtype, include_initial=exclusive)
         # `include_initial` puts the initial value first; the last sum is dropped.
         if exclusive:
-            y = y[along(at, slice(0, x.shape[at]))]
+            y = y[index_at(at, slice(0, x.shape[at]))]
         return xp.flip(y, axis=at) if reverse else y
 
     return fn
 
 
 def _row(reduce: Reduce, *dtypes: frozenset[ir.DataType], since: int = 18) -> Kernel:
-    return reading(partial(_over_axes, reduce), *dtypes, WIDE, since=since, attributes=("axes",))
+    return row_of(partial(_over_axes, reduce), *dtypes, WIDE, since=since, attributes=("axes",))
 
 
 TABLE: dict[str, Kernel] = {
@@ -114,6 +114,6 @@ TABLE: dict[str, Kernel] = {
     "ReduceLogSumExp": _row(_log_sum_exp, FLOAT),
     "ArgMax": _arg(largest=True),
     "ArgMin": _arg(largest=False),
-    "CumSum": reading(partial(_cumulative, "cumulative_sum"), NUMERIC),
-    "CumProd": reading(partial(_cumulative, "cumulative_prod"), NUMERIC),
+    "CumSum": row_of(partial(_cumulative, "cumulative_sum"), NUMERIC),
+    "CumProd": row_of(partial(_cumulative, "cumulative_prod"), NUMERIC),
 }

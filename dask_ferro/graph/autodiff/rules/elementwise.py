@@ -1,8 +1,8 @@
 """Gradients of elementwise arithmetic, mathematics and activation functions.
 
-At a kink the choices are PyTorch's: 0 for |x| and relu at 0, an even split where a maximum is reached twice,
-a clip passes its bounds.  Where a branch of a function could overflow, the other one's gradient is chosen by
-`where`, never by a product with 0.
+At a kink the choices are PyTorch's: 0 for |x| and relu at 0, an even split if a maximum is reached twice, a clip
+passes its bounds.  If a branch of a function could overflow, the other branch's gradient is chosen by `where`, never
+by a product with 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, Rule, sum_to
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, elementwise, widened
+from dask_ferro.graph.tensor.tensor import Tensor, cast, constant_of, elementwise, widen
 
 # tanh of 0.8 (x + 0.04 x^3) is 1 to the last bit of a double long before it.
 _GELU_FLAT = 20.0
@@ -20,12 +20,12 @@ _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
 
 
 def _derivative(derivative: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
-    """Return the row of a function of one input by its derivative."""
+    """Return the row of a function of one input from its derivative."""
     return (lambda call: call.g * derivative(call.x, call),)
 
 
 def _identity_where(condition: Callable[[Tensor, GradientRequest], Tensor]) -> Row:
-    """Return the row of the identity where a condition holds, and a constant elsewhere."""
+    """Return the row of a function that is the identity if a condition holds, and otherwise a constant."""
     return (lambda call: xp.where(condition(call.x, call), call.g, 0.0),)
 
 
@@ -139,7 +139,7 @@ TABLE: dict[str, Row] = {
     "Asinh": _derivative(lambda x, c: xp.reciprocal(xp.sqrt(x * x + 1))),
     "Acosh": _derivative(lambda x, c: xp.reciprocal(xp.sqrt(x * x - 1))),
     "Atanh": _derivative(lambda x, c: xp.reciprocal(1 - x * x)),
-    # As PyTorch's, it passes at NaN.
+    # Like PyTorch's, it passes at NaN.
     "Relu": (lambda c: xp.where(c.x <= 0, 0.0, c.g),),
     "ThresholdedRelu": _identity_where(lambda x, c: x > c.get("alpha", 1.0)),
     "Shrink": _identity_where(lambda x, c: xp.abs(x) > c.get("lambd", 0.5)),
@@ -156,5 +156,5 @@ TABLE: dict[str, Row] = {
     "Softsign": _derivative(lambda x, c: xp.reciprocal((1 + xp.abs(x)) ** 2)),
     "HardSigmoid": (_hard_sigmoid,),
     "HardSwish": _derivative(lambda x, c: xp.where(x <= -3, 0.0, xp.where(x >= 3, 1.0, x / 3 + 0.5))),
-    "Gelu": _derivative(lambda x, c: cast(_gelu(widened(x), c), x.type.dtype)),
+    "Gelu": _derivative(lambda x, c: cast(_gelu(widen(x), c), x.type.dtype)),
 }

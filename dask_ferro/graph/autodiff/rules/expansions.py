@@ -1,6 +1,6 @@
-"""Composite ops written as array math, whose simpler ops are differentiated in their place.
+"""Write composite ops as array math, whose simpler ops are differentiated instead.
 
-An op is here if a rule of its own would say nothing more; the graph that runs forward has the op itself.
+An op is here if a rule of its own would add nothing; the forward graph has the op itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import fold, ints, reshape_like
 from dask_ferro.graph.tensor.nn.attention import attention_of
 from dask_ferro.graph.tensor.nn.normalization import per_channel
-from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, elementwise, emit, widened
+from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, elementwise, emit, widen
 
 Expansion = Callable[[GradientRequest], Tensor | tuple[Tensor, ...]]
 
@@ -32,7 +32,7 @@ def _batch(call: GradientRequest) -> Tensor:
         factor = scale / xp.sqrt(variance + epsilon)
         return (x - per_channel(center, x)) * per_channel(factor, x) + per_channel(bias, x)
     z, _ = standardize(x, (0, *range(2, x.ndim)), epsilon)
-    return cast(z * per_channel(widened(scale), x) + per_channel(widened(bias), x), x.type.dtype)
+    return cast(z * per_channel(widen(scale), x) + per_channel(widen(bias), x), x.type.dtype)
 
 
 def _group(call: GradientRequest) -> Tensor:
@@ -47,7 +47,7 @@ def _group(call: GradientRequest) -> Tensor:
 
 
 def _rms(call: GradientRequest) -> Tensor:
-    x, scale = widened(call.input(0)), call.input(1)
+    x, scale = widen(call.input(0)), call.input(1)
     axes = tuple(range(call.get("axis", -1) % x.ndim, x.ndim))
     z = x / xp.sqrt(xp.mean(x * x, axis=axes, keepdims=True) + call.get("epsilon", 1e-5))
     return cast(z, scale.type.dtype) * scale

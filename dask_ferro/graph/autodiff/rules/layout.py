@@ -32,7 +32,7 @@ def _concat(call: GradientRequest) -> Tensor:
     return emit_all("Split", [call.g, lengths], types, axis=axis)[call.index]
 
 
-def _split(call: GradientRequest) -> Tensor:
+def _split_gradient(call: GradientRequest) -> Tensor:
     pieces = [xp.zeros_like(call.output(i)) if g is None else g for i, g in enumerate(call.grads)]
     # A Split into one piece is the identity, and Concat of one piece would only copy.
     if len(pieces) == 1:
@@ -48,7 +48,7 @@ def _slice(call: GradientRequest) -> Tensor:
     # One Pad is cheaper than a scatter, and needs no indices.
     if (pads := _slice_pads(x, cuts)) is not None:
         return emit("Pad", [call.g, xp.ints(pads)], x.shape)
-    places = {axis: xp.sliced(xp.positions(x, axis), {0: cut}) for axis, cut in cuts.items()}
+    places = {axis: xp.slice_dims(xp.positions(x, axis), {0: cut}) for axis, cut in cuts.items()}
     reads = [x]
     for axis, at in places.items():
         reads.append(xp.take(reads[-1], at, axis=axis))
@@ -99,7 +99,7 @@ def _space_to_depth(call: GradientRequest) -> Tensor:
     size = int(call.get("blocksize"))
     if call.get("mode", "DCR") != "CRD":
         return emit("SpaceToDepth", [call.g], call.x.shape, blocksize=size)
-    # In this order the blocks of a channel lie together, so each channel is an image of its own.
+    # In this order the blocks of a channel are contiguous, so each channel is an image of its own.
     planes = xp.fold(call.g, (-1, 1, 0, 0))
     blocks = emit("SpaceToDepth", [planes], (planes.shape[0], size**2, *call.x.shape[2:]), blocksize=size)
     return xp.reshape_like(blocks, call.x)
@@ -137,7 +137,7 @@ def _gather_nd(call: GradientRequest) -> Tensor:
     return emit("ScatterND", inputs, call.x.shape, reduction="add")
 
 
-# Scatters: g belongs to the updates where they are written, and to the data elsewhere.
+# Scatters: g belongs to the updates at the written places, and to the data at all others.
 
 
 def _adds(call: GradientRequest) -> bool:
@@ -173,7 +173,7 @@ TABLE: dict[str, Row] = {
     "Transpose": (_transpose,),
     "Expand": (lambda c: sum_to(c.g, c.x), None),
     "Concat": (_concat,),
-    "Split": (_split, None),
+    "Split": (_split_gradient, None),
     "Slice": (_slice, None),
     "Pad": (_pad, None),
     "DepthToSpace": (_space_to_depth,),

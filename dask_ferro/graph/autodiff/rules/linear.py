@@ -1,8 +1,8 @@
-"""Gradients of products: MatMul, Gemm, Einsum, Conv, ConvTranspose; of pooling, which slides windows; of Resize.
+"""Gradients of products (MatMul, Gemm, Einsum, Conv, ConvTranspose), of pooling, which slides windows, and of Resize.
 
-The gradient of a convolution's input is a transposed convolution, that of its weight a convolution with the
-roles of batch and channel exchanged (Dumoulin and Visin, arXiv:1603.07285).  Spatial sizes have to be known;
-the batch may be named.
+The gradient of a convolution's input is a transposed convolution; the gradient of its weight is a convolution with
+the roles of batch and channel exchanged (Dumoulin and Visin, arXiv:1603.07285).  Spatial sizes have to be known; the
+batch may be named.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import onnx_ir as ir
 from dask_ferro.graph.autodiff.rule import GradientRequest, Row, multiply_along, sum_to
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor.dims import Shape, broadcast, is_static, sizes, window_size
-from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like, sliced
+from dask_ferro.graph.tensor.manipulation import broadcast_like, fold, ints, reshape_like, slice_dims
 from dask_ferro.graph.tensor.namespace import expand_dims, eye, permute_dims, reshape, squeeze, zeros_like
-from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, emit, emit_all, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, cast, emit, emit_all, widen
 
 # ---- matrices ----------------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _gemm(call: GradientRequest) -> Tensor:
-    """Return the gradient of one factor of a Gemm, by the other one."""
+    """Return the gradient of one factor of a Gemm from the other factor."""
     i, is_transposed = call.index, (call.get("transA", 0), call.get("transB", 0))
     other = call.input(1 - i) if is_transposed[1 - i] else call.input(1 - i).mT
     product = call.g @ other if i == 0 else other @ call.g
@@ -72,7 +72,7 @@ def _scale(x: Tensor, factor: float) -> Tensor:
 
 
 def _einsum(call: GradientRequest) -> Tensor:
-    """Return the Einsum of the other terms with g in place of the result, repeated along labels of this term alone."""
+    """Return the Einsum of g and the other terms, repeated along labels that only this term has."""
     terms, result = _einsum_terms(call)
     own, x = terms[call.index], call.x
     factors = [(result, call.g)]
@@ -158,14 +158,14 @@ def _conv_window(call: GradientRequest) -> list[_Axis]:
 
 def _conv_transpose_window(call: GradientRequest) -> list[_Axis]:
     if call.get("auto_pad", "NOTSET") not in ("NOTSET", "") or call.get("output_shape"):
-        raise call.unsupported("its padding is by auto_pad or output_shape; give pads")
+        raise call.unsupported("its padding is set with auto_pad or output_shape; use pads")
     return _window(call, _space(call.input(1), call), _space(call.y, call), _space(call.input(0), call))
 
 
 def _slide(
     op_type: str, call: GradientRequest, x: Tensor, w: Tensor, shape: Shape, window: list[_Axis], **more: Any
 ) -> Tensor:
-    """Return a convolution, or a transposed one, in groups as the node has them."""
+    """Return a convolution, or a transposed convolution, with the node's groups."""
     _, strides, dilations, before, after = map(list, zip(*window, strict=True))
     geometry: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads": before + after, **more}
     return emit(op_type, [x, w], shape, group=call.get("group", 1), **geometry)
@@ -175,7 +175,7 @@ def _transpose_conv(call: GradientRequest, g: Tensor, w: Tensor, shape: Shape, w
     """Return the gradient of a convolution's input, which has a shape: `g` spread over it."""
     axes = zip(sizes(shape[2:]), _space(g, call), window, strict=True)
     extra = [n + a.before + a.after - (count - 1) * a.stride - a.reach for n, count, a in axes]
-    # With ceil_mode the last window may end behind the padding.
+    # In ceil_mode the last window may end behind the padding.
     padded = [a._replace(after=a.after + max(-e, 0)) for a, e in zip(window, extra, strict=True)]
     rest = [max(e, 0) for e in extra]
     return _slide("ConvTranspose", call, g, w, shape, padded, output_padding=rest)
@@ -188,9 +188,9 @@ def _conv(call: GradientRequest, x: Tensor, w: Tensor, window: list[_Axis]) -> T
 
 
 def _crop(x: Tensor, space: Sequence[Dim]) -> Tensor:
-    """Return the first elements of every spatial axis: strides leave a rest that is in no window."""
+    """Return the first elements of every spatial axis: strides leave a remainder that is in no window."""
     cuts = {2 + i: slice(0, n) for i, n in enumerate(space) if isinstance(n, int) and x.shape[2 + i] != n}
-    return sliced(x, cuts)
+    return slice_dims(x, cuts)
 
 
 def _conv_weight(call: GradientRequest, x: Tensor, g: Tensor, window: list[_Axis]) -> Tensor:
@@ -222,7 +222,7 @@ def _bias(call: GradientRequest) -> Tensor:
 
 
 def _max_pool(call: GradientRequest) -> Tensor:
-    """Return g at the places of the maxima, whose indices a second pool gives."""
+    """Return g at the places of the maxima; a second pool computes their indices."""
     if call.get("storage_order", 0):
         raise call.unsupported("its storage_order is 1; leave it out")
     if len(call.node.types) > 1 and call.node.types[1] is not None:
@@ -240,7 +240,7 @@ def _average_pool(call: GradientRequest) -> Tensor:
     """Return g over its window's count, spread by a transposed convolution with ones."""
     space, counts = _space(call.x, call), _space(call.y, call)
     window = _window(call, call.get("kernel_shape"), space, counts)
-    # A window's count differs at the borders; counts depend on shapes alone, so they are a constant of the graph.
+    # A window's count differs at the borders; counts depend only on shapes, so they are a constant of the graph.
     weights = 1 / _counts(window, space, counts, bool(call.get("count_include_pad", 0)))
     shared = call.g * asarray(np.asarray(weights, call.g.dtype))
     planes = fold(shared, (-1, 1, *counts))
@@ -269,7 +269,7 @@ def _resize(call: GradientRequest) -> Tensor:
     mode = call.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise call.unsupported("it crops, or keeps an aspect ratio")
-    x, g = call.x, widened(call.g)
+    x, g = call.x, widen(call.g)
     axes = [axis % x.ndim for axis in call.get("axes") or range(x.ndim)]
     scales: list[float | None] = call.values(2, "scales").tolist() or [None] * len(axes)
     for axis, scale in zip(axes, scales, strict=True):

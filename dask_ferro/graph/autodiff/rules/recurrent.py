@@ -1,7 +1,7 @@
-"""RNN, GRU and LSTM step by step, to be differentiated: one small graph a time step and direction.
+"""Write RNN, GRU and LSTM step by step for differentiation: one small graph a time step and direction.
 
 The length of the sequence has to be known.  Activations are the default ones, or one other for an RNN; peepholes,
-lengths of single samples and clipping, which PyTorch has not, are refused.
+lengths of single samples and clipping, which PyTorch lacks, are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = Callable[[Tensor, State], State]
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
-def _split(x: Tensor, shares: Sequence[int]) -> tuple[Tensor, ...]:
+def _split_parts(x: Tensor, shares: Sequence[int]) -> tuple[Tensor, ...]:
     """Return parts of the last dimension in these proportions."""
     size = x.shape[-1]
     assert isinstance(size, int)
@@ -36,11 +36,11 @@ def _rnn(call: GradientRequest, r: Tensor, b: Tensor) -> Step:
 
 
 def _gru(call: GradientRequest, r: Tensor, b: Tensor) -> Step:
-    (r_gates, r_new), (b_gates, b_new) = _split(r, (2, 1)), _split(b, (2, 1))
+    (r_gates, r_new), (b_gates, b_new) = _split_parts(r, (2, 1)), _split_parts(b, (2, 1))
 
     def step(x: Tensor, state: State) -> State:
-        (h,), (x_gates, x_new) = state, _split(x, (2, 1))
-        update, reset = _split(sigmoid(x_gates + h @ r_gates + b_gates), (1, 1))
+        (h,), (x_gates, x_new) = state, _split_parts(x, (2, 1))
+        update, reset = _split_parts(sigmoid(x_gates + h @ r_gates + b_gates), (1, 1))
         # PyTorch and cuDNN reset after the product, ONNX by default before it.
         is_after = call.get("linear_before_reset", 0)
         candidate = reset * (h @ r_new + b_new) if is_after else (reset * h) @ r_new + b_new
@@ -52,7 +52,7 @@ def _gru(call: GradientRequest, r: Tensor, b: Tensor) -> Step:
 def _lstm(call: GradientRequest, r: Tensor, b: Tensor) -> Step:
     def step(x: Tensor, state: State) -> State:
         h, c = state
-        i, o, f, new = _split(x + h @ r + b, (1, 1, 1, 1))
+        i, o, f, new = _split_parts(x + h @ r + b, (1, 1, 1, 1))
         c = sigmoid(f) * c + sigmoid(i) * tanh(new)
         return sigmoid(o) * tanh(c), c
 
@@ -78,8 +78,8 @@ def recurrent(call: GradientRequest) -> tuple[Tensor, ...]:
         or not isinstance(x.shape[0], int)
     ):
         raise call.unsupported(
-            "it has lengths of single samples, peepholes, clipping, a layout, or an unknown number of steps; declare"
-            " the length of the sequence, and leave the others out"
+            "it has lengths of single samples, peepholes, clipping, a layout, or an unknown number of"
+            " steps; declare the length of the sequence, and leave the others out"
         )
     allowed = [names * len(reverses) for names in activations]
     if (named := list(call.get("activations") or allowed[0])) not in allowed:

@@ -13,7 +13,7 @@ from dask_ferro.graph.tensor.dims import axis_of
 from dask_ferro.graph.tensor.manipulation import broadcast_like
 from dask_ferro.graph.tensor.namespace import exp, expand_dims, reciprocal, sign, sqrt, where
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widened
+from dask_ferro.graph.tensor.tensor import Tensor, cast, emit, widen
 
 
 def _axes(call: GradientRequest) -> tuple[int, ...]:
@@ -39,8 +39,8 @@ def _broadcast_back(rule: Callable[[GradientRequest, Tensor, Tensor], Tensor]) -
 
 
 def _mean(call: GradientRequest, g: Tensor, y: Tensor) -> Tensor:
-    # A count need not fit into half precision: float16 ends at 65,504.
-    wide = widened(g)
+    # A count may exceed half precision: float16 ends at 65,504.
+    wide = widen(g)
     return cast(wide / count_over(call.x, _axes(call), wide.type.dtype), g.type.dtype)
 
 
@@ -81,8 +81,8 @@ def _log_softmax(call: GradientRequest) -> Tensor:
 
 def standardize(half: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
     """Return x minus its mean over its standard deviation, and 1 over the deviation, in float32 for half precision."""
-    # ONNX's `stash_type` asks for it: squares of float16 end at 256 * 256.
-    x = widened(half)
+    # ONNX's `stash_type` requires it: squares of float16 end at 256 * 256.
+    x = widen(half)
     centred = x - reduce("ReduceMean", x, axes, keepdims=True)
     variance = reduce("ReduceMean", centred * centred, axes, keepdims=True)
     factor = reciprocal(sqrt(variance + epsilon))
@@ -99,7 +99,7 @@ def _layer_parts(call: GradientRequest) -> tuple[tuple[int, ...], Tensor, Tensor
 
 def _layer_input(call: GradientRequest) -> Tensor:
     axes, z, factor = _layer_parts(call)
-    g = widened(call.g) * widened(call.input(1))
+    g = widen(call.g) * widen(call.input(1))
     along = reduce("ReduceMean", g * z, axes, keepdims=True)
     moved = factor * (g - reduce("ReduceMean", g, axes, keepdims=True) - z * along)
     return cast(moved, call.x.type.dtype)
@@ -122,7 +122,7 @@ TABLE: dict[str, Row] = {
     "LogSoftmax": (_log_softmax,),
     "LayerNormalization": (
         _layer_input,
-        lambda c: cast(sum_to(widened(c.g) * _layer_parts(c)[1], c.x), c.x.type.dtype),
+        lambda c: cast(sum_to(widen(c.g) * _layer_parts(c)[1], c.x), c.x.type.dtype),
         lambda c: sum_to(c.g, c.x),
     ),
 }

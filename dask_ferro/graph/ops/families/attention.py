@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, Flops, OpFacts
-from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, aligned
+from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, align
 
 # FLOPs.
 
@@ -47,7 +47,7 @@ def _cell_flops(gates: int, activations: float, products: float) -> Flops:
 
 
 def _attention(o: TypedNode) -> Rule:
-    """Batch and heads; heads lie in a dimension of their own, or as parts of the last."""
+    """Batch and heads; heads are a dimension of their own, or parts of the last dimension."""
     flat = o.rank() == 3
     q: Dims = ("b", None, "h") if flat else ("b", "h", None, None)
     heads = o.attribute("q_num_heads", 1) if flat else o.shape(0)[1]
@@ -60,11 +60,11 @@ def _attention(o: TypedNode) -> Rule:
 def _mask(shape: tuple[int, ...], stacked: tuple[int, int]) -> Dims:
     """The labels of a mask that broadcasts to batch, heads, queries and keys."""
     labels = {"0": "b", "1": "h", None: None}
-    return (*(labels[x] for x in aligned(shape[:-2], stacked)), *(None,) * min(2, len(shape)))
+    return (*(labels[x] for x in align(shape[:-2], stacked)), *(None,) * min(2, len(shape)))
 
 
 def _rotary(o: TypedNode) -> Rule:
-    """Batch, positions and, where they have a dimension of their own, heads."""
+    """Batch, positions and, if they have a dimension of their own, heads."""
     x: Dims = ("b", "s", None) if o.rank() == 3 else ("b", "h", "s", None)
     cache: Dims = ("b", "s", None) if o.rank(1) == 3 else (None,) * o.rank(1)
     return Rule((x, cache, cache, ("b", "s")), (x,))

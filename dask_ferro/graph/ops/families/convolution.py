@@ -71,8 +71,8 @@ def _largest(o: TypedNode) -> Rule | None:
 # Rows of a batch.
 
 
-def _resized_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
-    """Where the rows lie, if their axis keeps its size; ranks do not split it: a scale of 1.1 keeps a length of 4."""
+def _resize_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
+    """The positions of the rows, if their axis keeps its size; never split: a scale of 1.1 keeps a length of 4."""
     state = states[0]
     if not isinstance(state, Rows) or not o.is_known:
         return UNKNOWN_TO_KEEP
@@ -97,7 +97,7 @@ TABLE: Mapping[str, OpFacts] = {
     "MaxRoiPool": OpFacts(per_input(1)),
     "RoiAlign": OpFacts(4 * BILINEAR),
     "Col2Im": OpFacts(per_input(1), labels=first_dimension(0)),
-    **rows_of("Resize Upsample", OpFacts(_taps, row_states=_resized_rows, takes_sizes="in shapes")),
+    **rows_of("Resize Upsample", OpFacts(_taps, row_states=_resize_rows, takes_sizes="in shapes")),
     "GridSample": OpFacts(BILINEAR, labels=first_dimension(0, 1)),
     "AffineGrid": OpFacts(8),
 }

@@ -1,4 +1,4 @@
-"""Values made of nothing but sizes, positions or a seed: constants, ranges, windows, random numbers."""
+"""Values made only of sizes, positions or a seed: constants, ranges, windows, random numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.states import Depends, Finding, State
 
 
-def _numbered(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _range_state(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     return Finding(False, "numbers the rows of a chunk from 0")
 
 
@@ -23,7 +23,7 @@ TABLE: Mapping[str, OpFacts] = {
     **rows_of("Constant ImageDecoder", OpFacts(0)),
     "ConstantOfShape": OpFacts(0, labels=_one_value, sizes=filled),
     "EyeLike": OpFacts(0, "type", combines="computes with their order"),
-    "Range": OpFacts(1, sizes=_numbered),
+    "Range": OpFacts(1, sizes=_range_state),
     **rows_of("HannWindow HammingWindow", OpFacts(EXP + 2)),
     "BlackmanWindow": OpFacts(2 * EXP),
     "MelWeightMatrix": OpFacts(4),

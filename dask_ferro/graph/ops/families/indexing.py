@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, per_input
-from dask_ferro.graph.ops.families.reductions import sorting
-from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, all_but, names, without
+from dask_ferro.graph.ops.families.reductions import sort_flops
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, all_but, mask_dims, names
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
 # A suppression compares each box with about 100 that it keeps in a class; 16 FLOPs intersect two.
@@ -21,24 +21,24 @@ def _scatter_flops(o: Operands) -> float:
 # Labels.
 
 
-def _gathered(o: TypedNode) -> Rule:
-    """The dimensions of the data that are not picked from, and those of the indices."""
+def _gather(o: TypedNode) -> Rule:
+    """The dimensions of the data that are not picked from, and the dimensions of the indices."""
     axis, dims = o.axis(0), names(o.rank())
     picks: Dims = tuple(f"i{k}" for k in range(o.rank(1)))
     out = (*dims[:axis], *picks, *dims[axis + 1 :])
-    return Rule((without(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS)
+    return Rule((mask_dims(dims, (axis,)), picks), (out,), linear=((0,),), commutes=REDUCTIONS)
 
 
-def _gathered_elements(o: TypedNode) -> Rule:
-    """The dimensions beside `axis` that the indices run through wholly."""
-    # No engine takes indices of another rank, and `strict` would fail in place of one.
+def _gather_elements(o: TypedNode) -> Rule:
+    """The dimensions except `axis` that the indices cover completely."""
+    # No engine accepts indices of another rank, and `strict` would fail before the engine does.
     partly = [i for i, (a, b) in enumerate(zip(o.shape(0), o.shape(1), strict=False)) if a != b]
-    dims = without(names(o.rank()), (o.axis(0), *partly))
+    dims = mask_dims(names(o.rank()), (o.axis(0), *partly))
     return Rule((dims, dims), (dims,), linear=((0,),), commutes=REDUCTIONS)
 
 
-def _gathered_by_tuples(o: TypedNode) -> Rule:
-    """The dimensions that data and indices share, and those of the indices."""
+def _gather_nd(o: TypedNode) -> Rule:
+    """The dimensions that data and indices share, and the dimensions of the indices."""
     shared, dims = int(o.attribute("batch_dims", 0)), names(o.rank())
     picks = tuple(f"i{k}" for k in range(shared, o.rank(1) - 1))
     width = o.shape(1)[-1]
@@ -47,27 +47,27 @@ def _gathered_by_tuples(o: TypedNode) -> Rule:
     return Rule((data, (*dims[:shared], *picks, None)), ((*dims[:shared], *picks, *rest),))
 
 
-def _written(o: TypedNode) -> tuple[tuple[int, ...], ...]:
-    """Return the inputs in which a scatter is linear: data and updates, where it writes or adds."""
+def _linear_inputs(o: TypedNode) -> tuple[tuple[int, ...], ...]:
+    """Return the inputs in which a scatter is linear: data and updates, if it writes or adds."""
     return ((0, 2),) if str(o.attribute("reduction", "none")) in ("none", "add") else ()
 
 
-def _scattered_elements(o: TypedNode) -> Rule:
-    dims = _gathered_elements(o).inputs[0]
-    return Rule((dims, dims, dims), (dims,), linear=_written(o))
+def _scatter_elements(o: TypedNode) -> Rule:
+    dims = _gather_elements(o).inputs[0]
+    return Rule((dims, dims, dims), (dims,), linear=_linear_inputs(o))
 
 
-def _scattered_slices(o: TypedNode) -> Rule:
+def _scatter_nd(o: TypedNode) -> Rule:
     """The dimensions of the slices that are written."""
     picked = o.shape(1)[-1]
-    dims = without(names(o.rank()), range(picked))
+    dims = mask_dims(names(o.rank()), range(picked))
     updates = (*(None,) * (o.rank(1) - 1), *dims[picked:])
-    return Rule((dims, (), updates), (dims,), linear=_written(o))
+    return Rule((dims, (), updates), (dims,), linear=_linear_inputs(o))
 
 
-def _cached(o: TypedNode) -> Rule:
-    """All dimensions but `axis`; each sample of the batch begins to write at a place of its own."""
-    dims = without(names(o.rank()), (o.axis(-2),))
+def _cache_update(o: TypedNode) -> Rule:
+    """All dimensions except `axis`; each sample of the batch begins to write at a place of its own."""
+    dims = mask_dims(names(o.rank()), (o.axis(-2),))
     return Rule((dims, dims, dims[:1]), (dims,), linear=((0, 1),), commutes=REDUCTIONS)
 
 
@@ -80,15 +80,15 @@ def _one_hot(o: TypedNode) -> Rule:
 # Rows of a batch.
 
 
-def _compressed_rows(o: TypedNode, states: Sequence[State], rows: int) -> Finding:
-    """Rows that vanish by themselves are seen by their number."""
+def _compress_rows(o: TypedNode, states: Sequence[State], rows: int) -> Finding:
+    """The number of rows shows whether rows vanish on their own."""
     data, picks = states
     flat = "axis" not in o.node.attributes
     along = isinstance(data, Rows) and bool(o.rank()) and o.axis(0) == data.dim
     return Finding(True, BY_NUMBER) if flat or along != isinstance(picks, Rows) else UNKNOWN_TO_KEEP
 
 
-def _picked_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _gather_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     first, picked = elements[0], o.constant(1)
     if first is None or picked is None or not all(-len(first) <= i < len(first) for i in picked):
         return Counts(None)
@@ -96,23 +96,23 @@ def _picked_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
 
 
 # A chunk counts its own rows.
-_NUMBERED = "numbers the rows of a chunk from 0"
+_COUNTS_ROWS = "numbers the rows of a chunk from 0"
 
 TABLE: Mapping[str, OpFacts] = {
-    "Gather": OpFacts(0, "picked", labels=_gathered, sizes=_picked_sizes),
-    "GatherElements": OpFacts(0, "picked", labels=_gathered_elements),
-    "GatherND": OpFacts(0, "picked", labels=_gathered_by_tuples),
+    "Gather": OpFacts(0, "picked", labels=_gather, sizes=_gather_sizes),
+    "GatherElements": OpFacts(0, "picked", labels=_gather_elements),
+    "GatherND": OpFacts(0, "picked", labels=_gather_nd),
     "Scatter": OpFacts(_scatter_flops),
-    "ScatterElements": OpFacts(_scatter_flops, labels=_scattered_elements),
-    "ScatterND": OpFacts(_scatter_flops, labels=_scattered_slices),
-    "TensorScatter": OpFacts(0, labels=_cached),
+    "ScatterElements": OpFacts(_scatter_flops, labels=_scatter_elements),
+    "ScatterND": OpFacts(_scatter_flops, labels=_scatter_nd),
+    "TensorScatter": OpFacts(0, labels=_cache_update),
     "OneHot": OpFacts(0, labels=_one_hot),
     "Compress": OpFacts(
         0,
         labels=all_but(lambda o: (o.axis(0),) if "axis" in o.node.attributes else None),
-        row_states=_compressed_rows,
+        row_states=_compress_rows,
     ),
-    "NonZero": OpFacts(per_input(1), combines=_NUMBERED),
-    "NonMaxSuppression": OpFacts(lambda o: _SUPPRESSION * o.size(1), combines=_NUMBERED),
-    "Unique": OpFacts(sorting, combines="compares them with each other"),
+    "NonZero": OpFacts(per_input(1), combines=_COUNTS_ROWS),
+    "NonMaxSuppression": OpFacts(lambda o: _SUPPRESSION * o.size(1), combines=_COUNTS_ROWS),
+    "Unique": OpFacts(sort_flops, combines="compares them with each other"),
 }

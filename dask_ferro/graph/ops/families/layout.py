@@ -1,6 +1,6 @@
 """Operators that move data without an index: reshapes, transposes, parts and copies, control flow.
 
-None of them computes, so most let a Partial value through, whatever its reduction.
+None of them computes, so most pass on a Partial value, whatever its reduction.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from math import prod
 
 from dask_ferro.graph.ir.nodes import type_of
 from dask_ferro.graph.ops.facts import BY_NUMBER, UNKNOWN_TO_KEEP, OpFacts, keeps_sizes, rows_of
-from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, aligned, all_but, names, without
+from dask_ferro.graph.ops.labels import REDUCTIONS, Dims, Rule, TypedNode, align, all_but, mask_dims, names
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, Rows, State
 
-# Where exporters write "to the end", they write at least this.
+# Exporters write at least this number for "to the end".
 _THE_END = 2**31 - 1
 
 
@@ -24,26 +24,27 @@ _THE_END = 2**31 - 1
 _moved = partial(Rule, linear=((0,),), commutes=REDUCTIONS)
 
 
-def _transposed(o: TypedNode) -> Rule:
+def _transpose(o: TypedNode) -> Rule:
     dims = names(o.rank())
     order = o.attribute("perm", range(o.rank())[::-1])
     return _moved((dims,), (tuple(dims[i] for i in order),))
 
 
-def _reshaped(o: TypedNode) -> Rule:
-    before, after = regrouped(o.shape(0), o.out_shape())
+def _reshape(o: TypedNode) -> Rule:
+    before, after = regroup(o.shape(0), o.out_shape())
     return _moved((before,), (after,), shape=1 if o.node.op_type == "Reshape" else None)
 
 
-def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
+def regroup(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
     """Return the labels of a reshape: the first dimensions of runs with one product are split together.
 
-    Equal parts of the first dimension of a run are equal parts of its elements in order, so the same parts
-    lie along the first dimension of the run that it becomes.  Unequal ones do so only if its size stays.
+    Equal parts of the first dimension of a run are equal parts of its elements in order, so they are also equal parts
+    of the first dimension of the resulting run.  This holds for unequal parts only if the size of that dimension
+    stays.
 
     Examples
     --------
-    >>> regrouped((4, 6, 8), (24, 2, 4))
+    >>> regroup((4, 6, 8), (24, 2, 4))
     (('0', None, '1'), ('0', '1', None))
     """
     labels: tuple[list[str | None], ...] = ([None] * len(before), [None] * len(after))
@@ -64,20 +65,20 @@ def regrouped(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
     return tuple(labels[0]), tuple(labels[1])
 
 
-def _expanded(o: TypedNode) -> Rule:
+def _expand(o: TypedNode) -> Rule:
     out = o.out_shape()
-    operand = aligned(o.shape(0), out)
+    operand = align(o.shape(0), out)
     return _moved((operand,), ((None,) * (len(out) - len(operand)) + operand,), shape=1)
 
 
-def _joined(o: TypedNode) -> Rule:
+def _concat(o: TypedNode) -> Rule:
     count = len(o.node.inputs)
-    dims = without(names(o.rank()), (o.axis(0),))
+    dims = mask_dims(names(o.rank()), (o.axis(0),))
     return Rule((dims,) * count, (dims,), linear=(tuple(range(count)),), commutes=REDUCTIONS)
 
 
-def _padded(o: TypedNode) -> Rule | None:
-    """The dimensions that keep their size; one that is cut and filled by as much is not among them."""
+def _pad(o: TypedNode) -> Rule | None:
+    """The dimensions that keep their size; a dimension that is cut and filled by the same amount is not among them."""
     if o.has(1):
         given, axes = o.constant(1), o.constant(3) if o.has(3) else tuple(range(o.rank()))
     else:
@@ -86,37 +87,37 @@ def _padded(o: TypedNode) -> Rule | None:
         return None
     count = len(axes)
     filled = [axis % o.rank() for i, axis in enumerate(axes) if given[i] or given[count + i]]
-    dims = without(names(o.rank()), filled)
+    dims = mask_dims(names(o.rank()), filled)
     plain = (
         str(o.attribute("mode", "constant")) == "constant" and not o.has(2) and not o.attribute("value", 0.0)
     )
     return Rule((dims,), (dims,), linear=((0,),) if plain else ())
 
 
-def _repeated(o: TypedNode) -> list[int]:
+def _tile(o: TypedNode) -> list[int]:
     return [i for i, (a, b) in enumerate(zip(o.shape(0), o.out_shape(), strict=True)) if a != b]
 
 
-def _reversed_sequence(o: TypedNode) -> Rule:
+def _reverse_sequence(o: TypedNode) -> Rule:
     time, batch = int(o.attribute("time_axis", 0)), int(o.attribute("batch_axis", 1))
-    dims = without(names(o.rank()), (time,))
+    dims = mask_dims(names(o.rank()), (time,))
     return Rule((dims, (str(batch),)), (dims,))
 
 
-# Rows of a batch: where they lie.
+# Rows of a batch: their positions.
 
 
-def _reshaped_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
-    """Where the rows lie after a reshape: at the same distance in the order of elements."""
+def _reshape_rows(o: TypedNode, states: Sequence[State], rows: int) -> State:
+    """The positions of the rows after a reshape: at the same distance in the order of elements."""
     state = states[0]
     if not isinstance(state, Rows):
         return Finding(False, "takes its shape from them")
     before, after = _known_shape(o, o.node.inputs[0]), _known_shape(o, o.node.outputs[0])
     if o.node.op_type == "Squeeze" and "axes" not in o.node.attributes and not o.has(1):
-        return Finding(False, "takes the axis of the rows away where there is one")
+        return Finding(False, "removes the axis of the rows if there is one")
     if before is None or after is None:
         return Finding(False, "has a shape that is not known")
-    return relaid(before, after, state, rows) or Finding(False, "takes them apart")
+    return relaid(before, after, state, rows) or Finding(False, "splits them")
 
 
 def _known_shape(o: TypedNode, value: object) -> tuple[int, ...] | None:
@@ -127,7 +128,7 @@ def _known_shape(o: TypedNode, value: object) -> tuple[int, ...] | None:
 
 
 def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) -> Rows | None:
-    """Return where rows lie after a reshape; None: nowhere.
+    """Return the positions of rows after a reshape; None: there are none.
 
     Examples
     --------
@@ -146,16 +147,16 @@ def relaid(before: Sequence[int], after: Sequence[int], state: Rows, rows: int) 
     return None
 
 
-def _joined_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
+def _join_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
     """Several runs of all rows after one another may be taken apart again."""
     is_along = isinstance(states[0], Rows) and o.is_known and states[0].dim == o.axis(0)
-    return Finding(False, "puts others after them") if is_along else None
+    return Finding(False, "appends other rows") if is_along else None
 
 
-def _sliced_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
-    """Where the rows lie after a Slice of other axes, or of all rows in order, however many there are.
+def _slice_rows(o: TypedNode, states: Sequence[State], rows: int) -> State | None:
+    """The positions of the rows after a Slice of other axes, or of all rows in order, whatever their number.
 
-    What is cut off is not seen where a probe is shorter: only an end of `_THE_END` is the end.
+    A shorter probe may hide a cut: only an end of `_THE_END` means the end.
     """
     state, (starts, ends, axes, steps) = states[0], _cuts(o)
     if not isinstance(state, Rows) or not o.rank() or axes is None:
@@ -194,7 +195,7 @@ def filled(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     return Finding(False, "makes a shape of the number of rows")
 
 
-def _stretched(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _stretch_rows(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     """The rows that a value is repeated for, along a new axis or one of length 1."""
     state, data = filled(o, elements, rows), o.node.inputs[0]
     if not isinstance(state, Rows):
@@ -202,16 +203,16 @@ def _stretched(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     shape = None if data is None else type_of(data, o.types).shape
     ahead = state.dim - len(elements[-1] or ())
     if shape is None or (-ahead <= len(shape) and shape[ahead] != 1):
-        return Finding(False, "repeats what is no row")
+        return Finding(False, "repeats data that is not per-row")
     return state
 
 
-def _joined_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _concat_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     known = [each for each in elements if each is not None]
     return Counts(sum(known, ()) if len(known) == len(elements) else None)
 
 
-def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _slice_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     starts, ends = (o.constant(1), o.constant(2)) if o.has(1) else (None, None)
     steps = o.constant(4) if o.has(4) else (1,)
     if elements[0] is None or not starts or not ends or not steps or 0 in steps or len(starts) > 1:
@@ -219,33 +220,33 @@ def _sliced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State
     return Counts(elements[0][starts[0] : ends[0] : steps[0]])
 
 
-_RESHAPE = OpFacts(0, "none", labels=_reshaped, row_states=_reshaped_rows, sizes=keeps_sizes)
+_RESHAPE = OpFacts(0, "none", labels=_reshape, row_states=_reshape_rows, sizes=keeps_sizes)
 
-# Of a node that moves what lies along some dimensions.
+# Labels of a node that moves elements along some dimensions.
 _moves = partial(all_but, commutes=REDUCTIONS)
 
 TABLE: Mapping[str, OpFacts] = {
     "Reshape": replace(_RESHAPE, takes_sizes="in shapes"),
     **rows_of("Flatten Squeeze Unsqueeze", _RESHAPE),
-    "Transpose": OpFacts(0, labels=_transposed),
-    "Expand": OpFacts(0, labels=_expanded, takes_sizes="in shapes", sizes=_stretched),
+    "Transpose": OpFacts(0, labels=_transpose),
+    "Expand": OpFacts(0, labels=_expand, takes_sizes="in shapes", sizes=_stretch_rows),
     **rows_of("DepthToSpace SpaceToDepth", OpFacts(0, labels=_moves(lambda o: range(1, o.rank()), (0,)))),
-    # Zeros are filled in, so terms have to be those of a sum.
+    # Zeros are filled in, so terms have to be terms of a sum.
     "Trilu": OpFacts(0, labels=all_but(lambda o: range(o.rank() - 2, o.rank()), (0,))),
-    "Concat": OpFacts(0, labels=_joined, row_states=_joined_rows, sizes=_joined_sizes),
+    "Concat": OpFacts(0, labels=_concat, row_states=_join_rows, sizes=_concat_sizes),
     "Split": OpFacts(0, labels=_moves(lambda o: (o.axis(0),), (0,)), takes_sizes="perhaps"),
     "Slice": OpFacts(
         0,
         "picked",
         labels=_moves(lambda o: _cuts(o)[2], (0,)),
-        row_states=_sliced_rows,
+        row_states=_slice_rows,
         takes_sizes="perhaps",
-        sizes=_sliced_sizes,
+        sizes=_slice_sizes,
     ),
-    "Pad": OpFacts(0, labels=_padded),
-    "Tile": OpFacts(0, labels=_moves(_repeated, (0,)), sizes=_stretched),
+    "Pad": OpFacts(0, labels=_pad),
+    "Tile": OpFacts(0, labels=_moves(_tile, (0,)), sizes=_stretch_rows),
     "CenterCropPad": OpFacts(0),
-    "ReverseSequence": OpFacts(0, labels=_reversed_sequence),
+    "ReverseSequence": OpFacts(0, labels=_reverse_sequence),
     **rows_of("Shape Size", OpFacts(0, "type")),
     # Control flow, sequences and optionals only move other values; bodies are priced node by node.
     **rows_of("If Loop Scan SequenceMap", OpFacts(0)),

@@ -7,7 +7,7 @@ from math import prod
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import OpFacts, per_input
-from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, aligned, first_dimension, names, without
+from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, align, first_dimension, mask_dims, names
 
 # FLOPs.
 
@@ -39,7 +39,7 @@ def _einsum_flops(o: Operands) -> float:
 
 
 def _indices(term: str, rank: int) -> list[str]:
-    """One name for each dimension; those under an ellipsis are named from the right, as they broadcast."""
+    """One name for each dimension; dimensions under an ellipsis are named from the right, because they broadcast."""
     head, dots, tail = term.partition("...")
     hidden = rank - len(head) - len(tail) if dots else 0
     return [*head, *(f"...{i}" for i in range(hidden, 0, -1)), *tail]
@@ -53,17 +53,17 @@ def _matmul(o: TypedNode) -> Rule:
     rows: Dims = ("i",) if len(a) > 1 else ()
     columns: Dims = ("j",) if len(b) > 1 else ()
     batch = out[: len(out) - len(rows) - len(columns)]
-    left = (*aligned(a[:-2], batch), *rows, "k")
-    right = (*aligned(b[:-2], batch), "k", *columns)
+    left = (*align(a[:-2], batch), *rows, "k")
+    right = (*align(b[:-2], batch), "k", *columns)
     return Rule((left, right), ((*names(len(batch)), *rows, *columns),), "sum", ((0,), (1,)))
 
 
 def _gemm(o: TypedNode) -> Rule:
     a: Dims = ("k", "i") if o.attribute("transA", 0) else ("i", "k")
     b: Dims = ("j", "k") if o.attribute("transB", 0) else ("k", "j")
-    c = tuple({"0": "i", "1": "j", None: None}[label] for label in aligned(o.shape(2), o.out_shape()))
+    c = tuple({"0": "i", "1": "j", None: None}[label] for label in align(o.shape(2), o.out_shape()))
     if not o.is_float() or (o.opset < 11 and o.has(2)):
-        # alpha and beta cut whole numbers off; and up to opset 10 no rank could leave C to another
+        # alpha and beta truncate whole numbers; and up to opset 10 no rank could leave C to another
         return Rule((a, b, c), (("i", "j"),))
     return Rule((a, b, c), (("i", "j"),), "sum", ((0,), (1,)), once=(2,))
 
@@ -81,8 +81,8 @@ def _einsum(o: TypedNode) -> Rule | None:
 
 
 def _matrices(o: TypedNode) -> Rule:
-    """All but the matrix."""
-    dims = without(names(o.rank()), range(o.rank() - 2, o.rank()))
+    """All inputs except the matrix."""
+    dims = mask_dims(names(o.rank()), range(o.rank() - 2, o.rank()))
     return Rule((dims,), (dims[:-2],))
 
 

@@ -1,7 +1,7 @@
 """Classical learners (ai.onnx.ml): classifiers, trees, encoders.
 
-Most read a table of rows and columns.  A table of one dimension is one row to them, so rows of a batch that lie in
-one are read as the columns of one row.
+Most read a table of rows and columns.  They treat a table of one dimension as one row, so the rows of a batch in such
+a table are read as the columns of one row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _support_vectors(o: Operands) -> float:
 
 
 def _trees(o: Operands) -> float:
-    """A comparison a level of each tree, taken as balanced."""
+    """A comparison for each level of a tree, assumed to be balanced."""
     if o.node.op_type == "TreeEnsemble":
         nodes, trees = o.length("nodes_splits"), o.length("tree_roots")
     else:
@@ -42,10 +42,10 @@ def _trees(o: Operands) -> float:
 
 
 def _first_of(states: Sequence[State]) -> Rows | Finding:
-    """Where the rows lie in all inputs alike."""
+    """The common positions of the rows in all inputs."""
     first = states[0]
     if not isinstance(first, Rows) or any(s != first for s in states):
-        return Finding(False, "reads rows beside what is no row")
+        return Finding(False, "mixes rows with data that is not per-row")
     return first
 
 
@@ -67,7 +67,7 @@ def _by_row(o: TypedNode, states: Sequence[State], rows: int) -> State:
 
 
 def _by_column(*lists: str) -> RowStates:
-    """Attributes that hold a number for each column, or one for all: then a table of one dimension will do."""
+    """Attributes that hold a number for each column, or one for all: then a table of one dimension suffices."""
 
     def row_states(o: TypedNode, states: Sequence[State], rows: int) -> State:
         first = _first_of(states)
@@ -77,7 +77,7 @@ def _by_column(*lists: str) -> RowStates:
     return row_states
 
 
-def _extracted(o: TypedNode, states: Sequence[State], rows: int) -> State:
+def _extract_features(o: TypedNode, states: Sequence[State], rows: int) -> State:
     """Elements along the last dimension of the table, by a list of indices."""
     table, picks = states[0], states[1] if len(states) > 1 else FREE
     rank = o.rank()
@@ -88,7 +88,7 @@ def _extracted(o: TypedNode, states: Sequence[State], rows: int) -> State:
     if table == FREE and isinstance(picks, Rows):
         before = prod(o.shape(1)[: picks.dim])
         return Rows(max(1, rank - 1), before * picks.before)
-    return Finding(False, "picks from each by those of all")
+    return Finding(False, "picks from each row by the indices of all")
 
 
 def _learner(flops: Flops | float) -> OpFacts:
@@ -105,6 +105,6 @@ TABLE: Mapping[str, OpFacts] = {
     "Imputer": OpFacts(0, row_states=_by_column("imputed_value_floats", "imputed_value_int64s")),
     "Binarizer": OpFacts(1, row_states=_by_element),
     **rows_of("CategoryMapper LabelEncoder OneHotEncoder", OpFacts(0, row_states=_by_element)),
-    "ArrayFeatureExtractor": OpFacts(0, "picked", row_states=_extracted),
+    "ArrayFeatureExtractor": OpFacts(0, "picked", row_states=_extract_features),
     **rows_of("CastMap DictVectorizer", OpFacts(0)),
 }

@@ -1,4 +1,4 @@
-"""Normalization: by statistics of layers, batches and channels, and softmax."""
+"""Normalization with statistics of layers, batches and channels, and softmax."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts
-from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, names, without
+from dask_ferro.graph.ops.labels import Dims, Rule, TypedNode, all_but, mask_dims, names
 
 
 def _lrn(o: Operands) -> float:
@@ -27,22 +27,22 @@ def _layer(o: TypedNode) -> Sequence[int]:
 
 
 def _batch_normalized(o: TypedNode) -> Rule:
-    """All dimensions when the statistics are given, channels when they are those of the batch."""
+    """All dimensions if the statistics are inputs, channels if they are the batch's statistics."""
     dims, channel = names(o.rank()), ("1",)
     if _trains(o):
-        dims = without(dims, [i for i in range(o.rank()) if i != 1])
+        dims = mask_dims(dims, [i for i in range(o.rank()) if i != 1])
     return Rule((dims, *(channel,) * 4), (dims, *(channel,) * (len(o.node.outputs) - 1)))
 
 
 def _trains(o: TypedNode) -> bool:
-    """Whether a BatchNormalization takes the statistics of the batch: up to opset 13, when it returns them."""
+    """Whether a BatchNormalization uses the statistics of the batch: up to opset 13, if it returns them."""
     if o.opset >= 14:
         return bool(o.attribute("training_mode", 0))
     return sum(bool(v.name) for v in o.node.outputs) > 1
 
 
 def _instance_normalized(o: TypedNode) -> Rule:
-    dims: Dims = without(names(o.rank()), range(2, o.rank()))
+    dims: Dims = mask_dims(names(o.rank()), range(2, o.rank()))
     return Rule((dims, ("1",), ("1",)), (dims,))
 
 
@@ -56,7 +56,7 @@ TABLE: Mapping[str, OpFacts] = {
     "RMSNormalization": OpFacts(5, labels=all_but(_layer)),
     "BatchNormalization": OpFacts(2, labels=_batch_normalized),
     "InstanceNormalization": OpFacts(8, labels=_instance_normalized),
-    # Opset 21 made scale and bias those of channels, which were those of groups: batch alone is split alike in both.
+    # Scale and bias belong to channels since opset 21, and to groups before: only the batch is split alike in both.
     "GroupNormalization": OpFacts(8, labels=all_but(lambda o: range(1, o.rank()))),
     "MeanVarianceNormalization": OpFacts(7, labels=all_but(lambda o: o.attribute("axes", (0, 2, 3)))),
     "LRN": OpFacts(_lrn, labels=all_but(lambda o: (1,))),

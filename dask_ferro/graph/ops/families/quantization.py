@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dask_ferro.graph.ops.facts import OpFacts, per_input
 from dask_ferro.graph.ops.families.convolution import conv_flops
 from dask_ferro.graph.ops.families.linear import product_flops
-from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, aligned, first_dimension, names
+from dask_ferro.graph.ops.labels import Dims, Labels, Rule, TypedNode, align, first_dimension, names
 
 RANGE_OF_ALL = "quantizes them by the range of all"
 
 
-def _quantized(o: TypedNode) -> Rule | None:
+def _quantize(o: TypedNode) -> Rule | None:
     """One scale for all, or one for each index of `axis`; blocks that share a scale are not split."""
     if o.rank(1) > 1 or o.attribute("block_size", 0):
         return None
@@ -31,8 +31,8 @@ def _product(left: int, right: int, by_row: Sequence[int], by_column: Sequence[i
             return None
         batch = out[:-2]
         inputs: list[Dims] = [()] * len(o.node.inputs)
-        inputs[left] = (*aligned(a[:-2], batch), "i", None)
-        inputs[right] = (*aligned(b[:-2], batch), None, "j")
+        inputs[left] = (*align(a[:-2], batch), "i", None)
+        inputs[right] = (*align(b[:-2], batch), None, "j")
         for position in (i for i in each if o.size(i) > 1):
             inputs[position] = ("i" if position in by_row else "j",)
         return Rule(tuple(inputs), ((*names(len(batch)), "i", "j"),))
@@ -41,8 +41,8 @@ def _product(left: int, right: int, by_row: Sequence[int], by_column: Sequence[i
 
 
 TABLE: Mapping[str, OpFacts] = {
-    "QuantizeLinear": OpFacts(4, labels=_quantized),
-    "DequantizeLinear": OpFacts(2, labels=_quantized),
+    "QuantizeLinear": OpFacts(4, labels=_quantize),
+    "DequantizeLinear": OpFacts(2, labels=_quantize),
     "DynamicQuantizeLinear": OpFacts(per_input(7), combines=RANGE_OF_ALL),
     "QLinearMatMul": OpFacts(product_flops, labels=_product(0, 3, (1, 2, 6, 7), (4, 5))),
     "MatMulInteger": OpFacts(product_flops, labels=_product(0, 1, (2,), (3,))),

@@ -7,13 +7,13 @@ from math import log2
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.facts import EXP, SOFTMAX, OpFacts, per_input, rows_of
-from dask_ferro.graph.ops.labels import Labels, Rule, TypedNode, all_but, dropped, names, without
+from dask_ferro.graph.ops.labels import Labels, Rule, TypedNode, all_but, drop_axes, mask_dims, names
 from dask_ferro.graph.ops.states import Counts, Depends, Finding, State
 
 # FLOPs.
 
 
-def sorting(o: Operands) -> float:
+def sort_flops(o: Operands) -> float:
     """Return the comparisons of a sort along the axis (of all elements without one)."""
     shape = o.shape(0)
     axis = o.attribute("axis", None if o.node.op_type == "Unique" else -1)
@@ -33,7 +33,7 @@ def _reduction(reduction: str | None = None, *linear: tuple[int, ...], commutes:
             return None
         dims = names(o.rank())
         axes = [axis % o.rank() for axis in listed] or range(o.rank())
-        result = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
+        result = mask_dims(dims, axes) if o.attribute("keepdims", 1) else drop_axes(dims, axes)
         if reduction == "mean" and not o.is_float():
             return Rule((dims,), (result,))
         return Rule((dims,), (result,), reduction, linear, tuple(commutes.split()))
@@ -43,24 +43,24 @@ def _reduction(reduction: str | None = None, *linear: tuple[int, ...], commutes:
 
 def _arg(o: TypedNode) -> Rule:
     dims, axes = names(o.rank()), (o.axis(0),)
-    result = without(dims, axes) if o.attribute("keepdims", 1) else dropped(dims, axes)
-    return Rule((without(dims, axes),), (result,))
+    result = mask_dims(dims, axes) if o.attribute("keepdims", 1) else drop_axes(dims, axes)
+    return Rule((mask_dims(dims, axes),), (result,))
 
 
 # Rows of a batch.
 
 
-def _running(o: TypedNode, states: Sequence[State], rows: int) -> Finding | None:
+def _runtime_axis(o: TypedNode, states: Sequence[State], rows: int) -> Finding | None:
     return None if o.constant(1) else Finding(True, "runs along an axis that is only known when it runs")
 
 
-def _reduced_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def _reduce_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     first = elements[0]
     return Counts(None if first is None else (any(first),))
 
 
 def _reduce(price: float, labels: Labels) -> OpFacts:
-    return OpFacts(per_input(price), labels=labels, sizes=_reduced_sizes)
+    return OpFacts(per_input(price), labels=labels, sizes=_reduce_sizes)
 
 
 TABLE: Mapping[str, OpFacts] = {
@@ -73,9 +73,9 @@ TABLE: Mapping[str, OpFacts] = {
     "ReduceL2": _reduce(2, _reduction()),
     "ReduceLogSumExp": _reduce(EXP + 3, _reduction()),
     **rows_of("ArgMax ArgMin", OpFacts(per_input(1), labels=_arg)),
-    "CumSum": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1), (0,)), row_states=_running),
-    "CumProd": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1)), row_states=_running),
-    "TopK": OpFacts(sorting, labels=all_but(lambda o: (o.axis(-1),))),
+    "CumSum": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1), (0,)), row_states=_runtime_axis),
+    "CumProd": OpFacts(per_input(1), labels=all_but(lambda o: o.constant(1)), row_states=_runtime_axis),
+    "TopK": OpFacts(sort_flops, labels=all_but(lambda o: (o.axis(-1),))),
     "SoftmaxCrossEntropyLoss": OpFacts(per_input(SOFTMAX + EXP)),
     "NegativeLogLikelihoodLoss": OpFacts(per_input(2)),
     "TfIdfVectorizer": OpFacts(per_input(1)),

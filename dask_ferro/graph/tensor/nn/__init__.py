@@ -1,10 +1,10 @@
 """Layers as functions of tensors: activations, normalization, attention, convolution, recurrence, losses.
 
-No layer holds parameters: they are arguments, so that one function serves for inference, for training and for
-weights from a file.  A function with a name of `torch.nn.functional` takes PyTorch's arguments, by position or by name,
-with PyTorch's defaults, and gives its numbers; the differences are a table in docs/reference/layers.md.  A layer is one
-ONNX operator where there is one; only attention is written as products and a softmax, since those can be sharded and
-every engine computes them in every dtype.  Images are (batch, channels, height, width).
+No layer holds parameters: they are arguments, so that one function serves for inference, for training and for weights
+from a file.  A function with a name of `torch.nn.functional` takes PyTorch's arguments, by position or by name, with
+PyTorch's defaults, and returns PyTorch's results; a table in docs/reference/layers.md lists the differences.  A layer
+is one ONNX operator if there is one; only attention is written as products and a softmax, since those can be sharded
+and every engine computes them in every dtype.  Images are (batch, channels, height, width).
 
 Examples
 --------

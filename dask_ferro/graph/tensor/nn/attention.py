@@ -14,7 +14,7 @@ from dask_ferro.graph.tensor.manipulation import positions as places
 from dask_ferro.graph.tensor.nn.layers import softmax
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import reduce
-from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promote, widened
+from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, cast, floating, promote, widen
 
 
 @example(
@@ -37,12 +37,12 @@ def scaled_dot_product_attention(
     query, key, value : Tensor
         (..., queries, size), (..., keys, size) and (..., keys, features). The result is (..., queries, features).
     attn_mask : Tensor, optional
-        Of bools, true where a query may attend to a key; or of numbers, added to the scores. Broadcasts. The result of
-        a query that may attend to no key is zeros.
+        Boolean mask, true if a query may attend to a key, or numbers that are added to the scores. Broadcasts. The
+        result of a query that may attend to no key is zeros.
     is_causal : bool, optional
-        Whether a query attends only to keys up to its own position, and that `attn_mask` allows.
+        Whether a query attends only to keys up to its own position (and only if `attn_mask` allows them).
     scale : float, optional
-        1 / sqrt(size) if left out.
+        Factor of the scores; 1 / sqrt(size) by default.
     """
     where = "scaled_dot_product_attention"
     q, k, v = parts = promote(where, *(floating(part, where) for part in (query, key, value)))
@@ -57,7 +57,7 @@ def scaled_dot_product_attention(
 
 
 def attention_of(scores: Tensor, values: Tensor, mask: TensorLike | None, is_causal: bool) -> Tensor:
-    """Return the attention of scaled scores (..., queries, keys); zeros for a query that no key is left to."""
+    """Return the attention of scaled scores (..., queries, keys); zeros for a query without keys."""
     if mask is not None:
         allowed = asarray(mask)
         is_bool = allowed.type.dtype == ir.DataType.BOOL
@@ -87,19 +87,19 @@ def rotary_embedding(
     """Return queries or keys (..., sequence, size), of known even size, with each pair of features turned by an angle.
 
     Pair i of `size` features is turned by position * base ** (-2 i / size) radians (RoFormer, arXiv:2104.09864), in
-    float32 for half precision.  A pair is one feature of each half (i, i + size / 2), as most models have it, or
-    `interleaved`: two neighbours (2 i, 2 i + 1).  `positions` are int32 or int64, in a shape that broadcasts to
-    (..., sequence); 0, 1, ... if left out.
+    float32 for half precision.  A pair is one feature of each half (i, i + size / 2), as in most models, or
+    `interleaved`: two neighbours (2 i, 2 i + 1).  `positions` are int32 or int64, in a shape that broadcasts to (...,
+    sequence); 0, 1, ... by default.
     """
     x = floating(input, "rotary_embedding")
     size = x.shape[-1] if x.ndim > 1 else None
     if not isinstance(size, int) or size % 2:
         raise InputError(f"rotary_embedding: takes (..., sequence, size) of a known even size, got {x!r}")
-    wide = widened(x)
+    wide = widen(x)
     at = checked_indices(
         places(x, x.ndim - 2) if positions is None else positions, "rotary_embedding: positions"
     )
-    # Angles are in double precision: those of float32 lose digits far from the start.
+    # Angles are in double precision: float32 angles lose digits far from the start.
     frequencies = np.asarray(base ** (-np.arange(0, size, 2) / size))
     angles = xp.expand_dims(cast(at, ir.DataType.DOUBLE), axis=-1) * frequencies
     cosines, sines = (cast(turn(angles), wide.type.dtype) for turn in (xp.cos, xp.sin))

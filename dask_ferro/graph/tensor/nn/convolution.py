@@ -7,7 +7,7 @@ from inspect import cleandoc
 from typing import Any
 
 from dask_ferro.errors import InputError, is_count
-from dask_ferro.graph.tensor.dims import Shape, is_static, same, sizes, window_size, written
+from dask_ferro.graph.tensor.dims import Shape, format_shape, is_static, same_dim, sizes, window_size
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, asarray, emit, floating, promote
@@ -23,7 +23,7 @@ def _counts(value: Sizes, name: str, rank: int, where: str, least: int = 1) -> t
     counts = tuple(value) if isinstance(value, Sequence) else (value,) * rank
     if len(counts) != rank or not all(is_count(n, least) for n in counts):
         several = " and ".join(f"one for {dim}" for dim in _SPACE[rank])
-        wanted = f"wanted a whole number from {least} on, or {several}"
+        wanted = f"wanted a whole number of at least {least}, or {several}"
         raise InputError(f"{where}: {name}: got {value!r}, {wanted}")
     return counts
 
@@ -67,9 +67,10 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[...
         input : Tensor
             (batch, channels in, {dims}).
         weight, bias : Tensor
-            (channels out, channels in / groups, {dims}), and (channels out), which may be left out.
+            (channels out, channels in / groups, {dims}), and (channels out); the bias is optional.
         stride, dilation, padding : int or sequence of int, optional
-            Of each spatial dimension, from 1 on; zeros on both sides of each, from 0 on.
+            Stride and dilation of each spatial dimension, at least 1; the number of zeros on both sides of each, at
+            least 0.
         groups : int, optional
             The number of groups of channels that are convolved separately; it divides both numbers of channels.
         """
@@ -88,7 +89,7 @@ def _convolution(name: str, things: str, space: tuple[int, ...]) -> Callable[...
     says = cleandoc(function.__doc__ or "").format(things=things, dims=", ".join(_SPACE[rank]))
     x, w = ("N", 3, *space), (8, 3, *(3 for _ in space))
     call = f"nn.{name}(ft.input('x', {x}), ft.input('w', {w}), padding=1)"
-    return row(name, says, call, f"<Tensor Conv: float32{written(('N', 8, *space))}>")(function)
+    return row(name, says, call, f"<Tensor Conv: float32{format_shape(('N', 8, *space))}>")(function)
 
 
 conv1d = _convolution("conv1d", "sequences", (32,))
@@ -98,9 +99,9 @@ conv3d = _convolution("conv3d", "volumes", (8, 32, 32))
 
 def _check_channels(image: Tensor, weight: Tensor, groups: int, where: str) -> None:
     if not is_count(groups):
-        raise InputError(f"{where}: groups: got {groups!r}, wanted a whole number from 1 on")
+        raise InputError(f"{where}: groups: got {groups!r}, wanted a whole number of at least 1")
     out, each = weight.shape[:2]
-    if isinstance(each, int) and not same(image.shape[1], each * groups):
+    if isinstance(each, int) and not same_dim(image.shape[1], each * groups):
         raise InputError(
             f"{where}: {image.shape[1]!r} channels of {image!r} do not match {weight!r} in {groups} groups"
         )
@@ -136,9 +137,10 @@ def max_pool2d(
     Parameters
     ----------
     input : Tensor
-        (batch, channels, height, width). The result has the numbers of windows in place of height and width.
+        (batch, channels, height, width). The result has the numbers of windows instead of height and width.
     kernel_size, stride : int or pair of int
-        Of a window, and from one window to the next, in height and width; the stride is the size if left out.
+        Size of a window, and distance from one window to the next, in height and width; the stride is the size by
+        default.
     padding : int or pair of int, optional
         Elements of -inf on both sides of height and width, at most half of a window.
     """
@@ -152,5 +154,5 @@ def max_pool2d(
 def avg_pool2d(
     input: TensorLike, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0
 ) -> Tensor:
-    """Return the mean of each window; its padding counts as zeros.  Parameters and result are those of `max_pool2d`."""
+    """Return the mean of each window; its padding counts as zeros.  Parameters are the same as in `max_pool2d`."""
     return _pool("avg_pool2d", "AveragePool", input, kernel_size, stride, padding)

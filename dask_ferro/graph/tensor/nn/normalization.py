@@ -10,11 +10,11 @@ import numpy as np
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import Dim
 from dask_ferro.graph.tensor import namespace as xp
-from dask_ferro.graph.tensor.dims import Shape, alike, is_static, sizes, written
+from dask_ferro.graph.tensor.dims import Shape, format_shape, is_static, same_shape, sizes
 from dask_ferro.graph.tensor.nn.layers import check_shape, stop_gradient
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.statistical import count_over, reduce
-from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promote, widened
+from dask_ferro.graph.tensor.tensor import OPSET, Tensor, TensorLike, cast, emit, floating, promote, widen
 
 # Operators, and the operator sets that have them.
 _NODES = {"layer_norm": ("LayerNormalization", OPSET), "rms_norm": ("RMSNormalization", 23)}
@@ -32,8 +32,8 @@ def layer_norm(
 ) -> Tensor:
     """Return the input normalized over its last dimensions, times weight, plus bias (arXiv:1607.06450).
 
-    `normalized_shape` are these dimensions, such as `x.shape[-1:]`.  Weight and bias have this shape, and are ones and
-    zeros if left out.  `eps` is added to the variance.
+    `normalized_shape` are these dimensions, such as `x.shape[-1:]`.  Weight and bias have this shape, and are ones
+    and zeros by default.  `eps` is added to the variance.
     """
     return _norm("layer_norm", input, normalized_shape, eps, weight=weight, bias=bias)
 
@@ -42,25 +42,27 @@ def _norm(
     where: str, input: TensorLike, normalized_shape: Sequence[Dim], eps: float | None, **parameters: Any
 ) -> Tensor:
     x, (op_type, opset) = floating(input, where), _NODES[where]
-    # A tensor in this place is a weight without its shape.
+    # A tensor as this argument is a weight without its shape.
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else ()
-    if not shape or not alike(x.shape[-len(shape) :], shape):
-        wanted = f"the last dimensions of {x!r}, such as {written(x.shape[-1:])}"
+    if not shape or not same_shape(x.shape[-len(shape) :], shape):
+        wanted = f"the last dimensions of {x!r}, such as {format_shape(x.shape[-1:])}"
         raise InputError(f"{where}: normalized_shape: got {normalized_shape!r}, wanted {wanted}")
     parts = _parameters(where, x, shape, "the normalized shape", parameters)
-    epsilon = float(np.finfo(widened(parts[0]).dtype).eps if eps is None else eps)
+    epsilon = float(np.finfo(widen(parts[0]).dtype).eps if eps is None else eps)
     return emit(op_type, parts, x.shape, axis=x.ndim - len(shape), epsilon=epsilon, opset=opset)
 
 
 def _parameters(
     where: str, x: Tensor, shape: Shape, meaning: str, parameters: Mapping[str, Any]
 ) -> tuple[Tensor, ...]:
-    """Return `x` and its parameters, all of one shape, in one dtype; those that are left out are ones and zeros."""
+    """Return `x` and its parameters, all of one shape, in one dtype; omitted parameters are ones and zeros."""
     parts = []
     for name, part in parameters.items():
         if part is None and name in _FILL:
             if not is_static(shape):
-                raise InputError(f"{where}: {name}: got none, wanted one, as the size of {x!r} is not known")
+                raise InputError(
+                    f"{where}: {name}: got none, wanted one, because the size of {x!r} is not known"
+                )
             part = np.full(sizes(shape), _FILL[name], x.dtype)
         parts.append(floating(part, f"{where}: {name}"))
         check_shape(f"{where}: {name}", parts[-1], shape, meaning)
@@ -76,8 +78,8 @@ def rms_norm(
 ) -> Tensor:
     """Return the input over the root of its mean square over its last dimensions, times weight.
 
-    Parameters are those of `layer_norm` (arXiv:1910.07467); `eps` is the dtype's (1.2e-7 in float32 and in half
-    precision) if left out.
+    Parameters are the same as in `layer_norm` (arXiv:1910.07467); the default of `eps` is the dtype's (1.2e-7 in
+    float32 and in half precision).
     """
     return _norm("rms_norm", input, normalized_shape, eps, weight=weight)
 
@@ -95,9 +97,9 @@ def batch_norm(
     *,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Return the input normalized by running statistics, for inference.
+    """Return the input normalized with running statistics, for inference.
 
-    Parameters are those of `batch_norm_training`, which takes the statistics of the batch.
+    Parameters are the same as in `batch_norm_training`, which uses the statistics of the batch.
     """
     parts = _channels("batch_norm", input, running_mean, running_var, weight, bias)
     data, mean, variance, gain, shift = parts
@@ -114,18 +116,18 @@ def batch_norm_training(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the input normalized by the statistics of the batch, and the next running mean and variance.
+    """Return the input normalized with the statistics of the batch, and the next running mean and variance.
 
-    On ranks that split the batch the statistics are summed over the ranks; in a pipeline they are those of a
-    micro-batch (arXiv:1502.03167).
+    On ranks that split the batch the statistics are summed over the ranks; in a pipeline each micro-batch has its own
+    statistics (arXiv:1502.03167).
 
     Parameters
     ----------
     input : Tensor
         (batch, channels, ...).
     running_mean, running_var, weight, bias : Tensor
-        (channels). Running statistics are zeros and ones before a training; weight and bias are ones and zeros if left
-        out.
+        (channels). Running statistics are zeros and ones before a training; weight and bias are ones and zeros by
+        default.
     momentum : float, optional
         The weight of the batch in the next running statistics; ONNX's attribute is 1 minus it.
     eps : float, optional
@@ -148,7 +150,7 @@ def batch_norm_training(
     (array([0.2], dtype=float32), array([1.1], dtype=float32))
     """
     parts = _channels("batch_norm_training", input, running_mean, running_var, weight, bias)
-    data, old_mean, old_variance, gain, shift = map(widened, parts)
+    data, old_mean, old_variance, gain, shift = map(widen, parts)
     axes = (0, *range(2, data.ndim))
     centre = reduce("ReduceMean", data, axes, keepdims=True)
     centred = data - centre

@@ -1,4 +1,4 @@
-"""Dropout by a counter-based generator, whose bits depend on a key and an element's place in the whole tensor alone.
+"""Dropout with a counter-based generator, whose bits depend only on a key and an element's place in the whole tensor.
 
     key      64 bits of (seed, layer, step), by the mixing function of SplitMix64
     counter  the number of a group of four elements, 16 apart along the last dimension, in the whole tensor
@@ -63,15 +63,16 @@ def dropout(
     ----------
     input : Tensor
     p : float, optional
-        From 0 to 1, rounded to a multiple of 2 ** -16.
+        Probability from 0 to 1, rounded to a multiple of 2 ** -16.
     seed, step : int or Tensor
-        Scalars of integers: of the whole run, and an argument that counts the steps of training, so that each has other
-        places.
+        Integer scalars: the seed of the whole run, and an argument that counts the steps of training, so that each
+        step drops other places.
     layer : int or str
-        What distinguishes this call from the others of a step: two calls with one layer drop the same places.
+        Number or name that distinguishes this call from the others of a step: two calls with one layer drop the same
+        places.
     rows : Tensor, optional
-        The number of each row (dimension 0) in the whole batch, integers of (rows), where the graph sees a part of it:
-        an argument that is cut into chunks or micro-batches as the input is.  0, 1, ... if left out.
+        The number of each row (dimension 0) in the whole batch, integers of (rows).  Needed if the graph sees only a
+        part of the batch: an argument that is cut into chunks or micro-batches like the input.  0, 1, ... by default.
     """
     x = floating(input, "dropout")
     if not 0 <= p <= 1:
@@ -87,7 +88,7 @@ def dropout(
 
 
 def _scalar(value: TensorLike, name: str) -> Tensor | np.ndarray[tuple[()], np.dtype[np.uint64]]:
-    """Return a scalar of uint64: a number where it is known, else a tensor."""
+    """Return a scalar of uint64: a number if it is known, else a tensor."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return np.asarray(int(value) % _WORD, np.uint64)
     scalar = integers(value, f"dropout: {name}")
@@ -108,12 +109,12 @@ def _key(seed: _Bits, layer: int | str, step: _Bits) -> _Bits:
     with np.errstate(over="ignore"):
         key = _mix(_mix(seed + _GOLDEN) ^ label)  # type: ignore[operator]
         mixed = _mix(key + step * _GOLDEN)  # type: ignore[operator]
-        # Odd, as the generator asks: an even key would lose the counter's upper bits.
+        # Odd, as the generator requires: an even key would lose the counter's upper bits.
         return mixed | np.asarray(1, np.uint64)  # type: ignore[no-any-return, operator]
 
 
 def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tensor:
-    """Return which elements are kept: those whose 16 bits are at or above `dropped`."""
+    """Return which elements are kept: their 16 bits are at or above `dropped`."""
     if not x.ndim:
         return xp.reshape(_mask(xp.reshape(x, (1,)), key, dropped, rows), ())
     shifts = np.arange(_LANES, dtype=np.uint64) * np.uint64(_LANE_BITS)
@@ -122,7 +123,7 @@ def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
     last, row = x.shape[-1], x.ndim - 1
     if row and isinstance(last, int) and last and last % _BLOCK == 0:
         blocks = last // _BLOCK
-        place = ints(range(blocks * _APART)).reshape(blocks, _APART) + _above(
+        place = ints(range(blocks * _APART)).reshape(blocks, _APART) + _groups_before(
             x, ints([blocks * _APART]), rows, 2
         )
         parted = _reshape_last(x, (blocks, _LANES, _APART))
@@ -131,18 +132,18 @@ def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
     place = rows if rows is not None and not row else positions(x, row)
     inside, lane = place % _APART, place % _BLOCK // _APART
     groups = (size_of(x, row) + (_BLOCK - 1)) // _BLOCK * _APART
-    group = place // _BLOCK * _APART + inside + _above(x, groups, rows, 1)
+    group = place // _BLOCK * _APART + inside + _groups_before(x, groups, rows, 1)
     bits = _squares(_like(x, group), key)
     return (bits & xp.take(masks, lane)) >= xp.take(bounds, lane)
 
 
 def _reshape_last(x: Tensor, shape: tuple[int, ...], replaced: int = 1) -> Tensor:
-    """Return `x` with its last dimensions in another shape, the others as they are, known or not."""
+    """Return `x` with its last dimensions in another shape, the others unchanged, known or not."""
     first = x.shape[: x.ndim - replaced]
     return emit("Reshape", [x, ints([*(0 for _ in first), *shape])], (*first, *shape))
 
 
-def _above(x: Tensor, groups: Tensor, rows: Tensor | None, behind: int) -> Tensor:
+def _groups_before(x: Tensor, groups: Tensor, rows: Tensor | None, behind: int) -> Tensor:
     """Return the number of groups before each row of the last dimension, with `behind` dimensions of size 1 behind."""
     total, stride = ints([0]), groups
     for axis in reversed(range(x.ndim - 1)):

@@ -1,7 +1,7 @@
 """Recurrent layers of one direction, with weights in PyTorch's order of gates.
 
 ONNX's operators compute forward; their gradients are written step by step, so the length of the sequence has to be
-known where one is asked for.
+known if a gradient is requested.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.dims import Shape
-from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, sliced, squeeze
+from dask_ferro.graph.tensor.manipulation import concat, expand_dims, permute_dims, slice_dims, squeeze
 from dask_ferro.graph.tensor.nn.layers import check_shape
 from dask_ferro.graph.tensor.rows import example
 from dask_ferro.graph.tensor.tensor import Tensor, TensorLike, TensorType, emit_all, floating, promote
 
-# Where each gate of ONNX lies in PyTorch's weights: i o f c of i f g o, and z r h of r z n.
+# The position of each gate of ONNX in PyTorch's weights: i o f c in i f g o, and z r h in r z n.
 _LSTM_GATES, _GRU_GATES = (0, 3, 1, 2), (1, 0, 2)
 
 
@@ -38,13 +38,13 @@ def lstm(
     Parameters
     ----------
     input : Tensor
-        (steps, batch, features); outputs are (steps, batch, hidden). With `batch_first` both are (batch, steps, ...).
+        (steps, batch, features); outputs are (steps, batch, hidden). If `batch_first`, both are (batch, steps, ...).
     weight_ih, weight_hh : Tensor
         (4 hidden, features) and (4 hidden, hidden), the gates in the order of PyTorch: input, forget, cell, output.
     bias_ih, bias_hh : Tensor, optional
         (4 hidden), both or none.
     state : pair of Tensor, optional
-        The first output and cell, (batch, hidden) each, as the last ones are returned; zeros if left out.
+        The first output and cell, (batch, hidden) each, in the form of the returned state; zeros by default.
     batch_first : bool, optional
     """
     weights = weight_ih, weight_hh, bias_ih, bias_hh
@@ -68,8 +68,8 @@ def gru(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs of a gated recurrent unit at all steps, and its last state.
 
-    Parameters and shapes are those of `lstm`, with three gates in the order of PyTorch: reset, update, new.  The reset
-    gate comes after the product with the state, as in PyTorch and cuDNN.
+    Parameters and shapes are the same as in `lstm`, with three gates in the order of PyTorch: reset, update, new.
+    The reset gate comes after the product with the state, as in PyTorch and cuDNN.
     """
     weights, first = (weight_ih, weight_hh, bias_ih, bias_hh), () if state is None else (state,)
     y, last = _layer("GRU", _GRU_GATES, input, weights, first, batch_first, linear_before_reset=1)
@@ -108,7 +108,7 @@ def _layer(
         check_shape(f"{where}: state", part, (batch, hidden), "(batch, hidden)")
     # ONNX has its own order of gates, a dimension of directions in front, and both biases in one vector.
     ordered = [
-        concat([sliced(part, {0: slice(gate * hidden, (gate + 1) * hidden)}) for gate in gates])
+        concat([slice_dims(part, {0: slice(gate * hidden, (gate + 1) * hidden)}) for gate in gates])
         for part in own
     ]
     inputs: list[Tensor | None] = [data, *(expand_dims(part) for part in ordered[:2])]

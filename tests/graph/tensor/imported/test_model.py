@@ -177,7 +177,7 @@ class TestACall:
     @pytest.mark.parametrize(
         ("call", "said"),
         [
-            (lambda m: m(X, params={"head.wieght": V}), r"params: 'head.wieght' is no weight; nearest: 'head.weight'"),
+            (lambda m: m(X, params={"head.wieght": V}), r"'head.wieght' is not a weight; nearest: 'head.weight'"),
             (lambda m: m(X, params={"head.weight": V.T}), r"got float32\(3, 4\), wanted float32\(4, 3\); transpose it"),
             (lambda m: m(X, params={"body.bias": V, "scale": V}), r"'body.bias': got .*; 'scale': got .*wanted "),
             (lambda m: m(X, params={"head.weight": V.astype(float)}), r"got float64\(4, 3\), wanted float32\(4, 3\)"),

@@ -181,7 +181,7 @@ def test_functions_constants_and_old_opsets_stay(tmp_path):
     inner = next(name for name in model.values if name not in ("h", "y"))
     with pytest.raises(
         ff.InputError,
-        match=r"is no value of the file's graph, but of a function .*dask_ferro.tensor.save_onnx",
+        match=r"is not a value of the file's graph, but of a function .*dask_ferro.tensor.save_onnx",
     ):
         model.until(inner).save(tmp_path / "inner.onnx")
 
@@ -204,7 +204,7 @@ def test_a_cut_model_is_written_without_what_is_behind_it(exporter, tmp_path):
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ({"ww": W}, r"'ww' is no weight; nearest: 'w'"),
+        ({"ww": W}, r"'ww' is not a weight; nearest: 'w'"),
         (
             {"w": W[:2], "v": V.astype(float)},
             r"'w': got float32\(2, 64\), wanted float32\(64, 64\); 'v': got float64",
@@ -224,7 +224,7 @@ def test_wrong_weights_are_refused_all_at_once_and_nothing_is_written(params, sa
 def test_a_folder_that_is_not_there_and_a_file_that_changed_are_named(file, tmp_path):
     with dask.config.set({"ferro.limits.mapped-above": "1kiB"}):
         model = ff.load_trainable(file)
-    with pytest.raises(ff.InputError, match=r"folder '.*none' does not exist; make it first"):
+    with pytest.raises(ff.InputError, match=r"folder '.*none' does not exist; create it first"):
         model.save(tmp_path / "none" / "tuned.onnx")
     data = next((p for p in [Path(f"{file}.data")] if p.exists()), Path(file))
     data.write_bytes(data.read_bytes() + b"\0")
