@@ -29,7 +29,7 @@ from dask_ferro.lower.client import slots
 from dask_ferro.lower.prepared.remote import fetched, is_address
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
-from dask_ferro.lower.worker.models import ModelRef, limits, load_once, reference, remember
+from dask_ferro.lower.worker.models import MODELS_KEPT, ModelRef, limits, load_once, reference, remember
 from dask_ferro.lower.worker.models import open_model as opened_model
 
 # Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
@@ -38,8 +38,6 @@ _WORTH_CUTTING_S = 0.02
 _FOLLOWED_ROWS = (251, 509)
 # What is kept for each model: a few for each combination of the inputs' shapes, of which users have few.
 _KEPT = 256
-# Models of other processes that stay open.
-_REOPENED = 8
 _T = TypeVar("_T")
 
 
@@ -52,10 +50,10 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
     if isinstance(source, (str, os.PathLike)):
         loaded = load_once(source, outputs)
         assert loaded.path is not None
-        return _prepared(loaded, loaded.path, name)
+        return _prepared(*remember(loaded, loaded.path), name)
     if isinstance(source, ir.Model):
         loaded = load_own(source, limits())
-        return _prepared(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
+        return _prepared(*remember(loaded, spool(loaded.content or b"")), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
     loaded = load_once(source, outputs)
     is_message = isinstance(source, onnx.ModelProto)
@@ -67,7 +65,7 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
         loaded = load_once(path, loaded.outputs or None)
-    return _prepared(loaded, path, name or loaded.model.graph.name or "model")
+    return _prepared(*remember(loaded, path), name or loaded.model.graph.name or "model")
 
 
 def read_source(source: Any) -> tuple[Any, str]:
@@ -103,10 +101,6 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
     return model.kept(("replaced", names), make)
 
 
-# So that each task of a worker that unpickles a model gets the one that is open.
-_reopened: Cache[PreparedModel] = Cache(_REOPENED, size=None)
-
-
 def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """Return a model that another process had open, opened once in this one.
 
@@ -119,19 +113,22 @@ def reopened(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """
     if content is not None:
         ref = reference(spool(content), ref.digest, ref.outputs)
-    loaded = opened_model(ref)
-    return _reopened.get(
-        (ref, name), lambda: _prepared(loaded, ref.path, name), lambda kept: kept.loaded is loaded
-    )
+    return _prepared(ref, opened_model(ref), name)
 
 
-def _prepared(loaded: Loaded, path: str, name: str) -> PreparedModel:
-    """Return a loaded model with its signature and engines, known to the tasks of this process too."""
-    inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
-    found = supported(loaded.model, f"cannot run model {name!r}")
-    return PreparedModel(
-        loaded, name, remember(loaded, path), inference, signature(loaded.model, inference.types()), found
-    )
+# The models that this process has prepared, for the calls of a model that is opened again.
+_models: Cache[PreparedModel] = Cache(MODELS_KEPT, size=None)
+
+
+def _prepared(ref: ModelRef, loaded: Loaded, name: str) -> PreparedModel:
+    """Return a model that this process has open with its signature and engines."""
+
+    def build() -> PreparedModel:
+        inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
+        found = supported(loaded.model, f"cannot run model {name!r}")
+        return PreparedModel(loaded, name, ref, inference, signature(loaded.model, inference.types()), found)
+
+    return _models.get((ref, name), build, lambda kept: kept.loaded is loaded)
 
 
 # ---- what calls share --------------------------------------------------------------------------------------
