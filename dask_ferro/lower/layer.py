@@ -5,7 +5,8 @@ needed, on the scheduler.  The key of bundle b of chunk c is ``(head..., c, tail
 `dask.array` has after the chunk number, so that a bundle's result can itself be a block of the array.
 
 Small arrays travel inside the tasks, and large ones in the graph, chunk by chunk, as those of `dask.array.from_array`:
-the scheduler has them where a worker is lost.  Dask arrays, delayed values and futures keep their own keys.
+the scheduler has them where a worker is lost.  Workers of the same host map large ones instead (`shared`).
+Dask arrays, delayed values and futures keep their own keys.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dask_ferro.errors import InputError
 from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower.portable import BundleTask, PortableTask, portable
+from dask_ferro.lower.shared import shared
 from dask_ferro.lower.signature import is_dask_array, is_future
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 
@@ -160,8 +162,8 @@ class Feed(NamedTuple):
     top: str | None = None
 
 
-def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Feed:
-    """Return an input as tasks read it.
+def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str, client: Any) -> Feed:
+    """Return an input as tasks of a client's workers read it.
 
     `chunks` are the rows of each chunk where the value is cut along axis 0; None: it is taken whole.
     """
@@ -172,6 +174,8 @@ def feed(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> Fee
     cut = _cut(value, chunks)
     if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * len(cut or "1"):
         return embedded(name, value, chunks)
+    if (mapped := shared(value, client)) is not None:
+        return embedded(name, mapped, chunks)
     import dask.array as da
 
     label = f"ferro-input-{name}-{token}{'' if cut is None else f'-{tokenize(cut)[:8]}'}"
