@@ -25,25 +25,28 @@ help: ## list the targets
 demo: $(DEMO_STAMP) ## classify handwritten digits on two worker processes
 	$(BIN)/python examples/demo.py
 
-# Workers in one process count all of its memory as theirs, so the tests of retirement get a small process of their own.
-# Real models and ONNX's suite take over 1 GB beside the imports of a process, so they run before tests that import PyTorch
-# and others.  All three parts always run.  In the last one, a third process begins with the tests that wait for SLURM
-# and for workers (tests/lanes.py).
+# Workers in one process count all of its memory as theirs, so the tests of retirement get a small process of their own;
+# they mostly wait, beside the next part.  Real models and ONNX's suite take over 1 GB beside the imports of a process, so
+# they run before tests that import PyTorch and others.  All three parts always run.  In the last one, a third process
+# begins with the tests that wait for SLURM and for workers (tests/lanes.py).
 LEAVING := tests/elastic/test_retirement.py
 SUITE := tests/suite
 # K: files or folders below tests/, or an expression for pytest's -k; one process runs these tests.
 K ?=
 # glibc keeps an arena of memory for many of a process's threads: two arenas are enough, and hold less unused memory.
 test quick soak: export MALLOC_ARENA_MAX = 2
-# Tests start hundreds of programs, each of which would compile the package again.
-test quick soak: export PYTHONDONTWRITEBYTECODE =
+# pip compiles nothing: of eight million lines three quarters are never imported, and what is, is compiled once.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
+export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev ## the whole test suite except `soak`; with K=steal or K=tests/policy, a part of it
 ifneq ($(strip $(K)),)
 	$(BIN)/python -m pytest -q -m "not soak" $(if $(filter tests/%,$(K)),$(K),-k '$(K)')
 else
 	@status=0; set -x; \
-	$(BIN)/python -m pytest -q $(LEAVING) || status=$$?; \
+	$(BIN)/python -m pytest -q -p no:cacheprovider $(LEAVING) >$(VENV)/leaving.log 2>&1 & leaving=$$!; \
+	trap "kill $$leaving; exit 130" INT; \
 	$(BIN)/python -m pytest -q -m "not soak" -n 2 --dist worksteal $(SUITE) || status=$$?; \
+	wait $$leaving || status=$$?; trap - INT; cat $(VENV)/leaving.log; \
 	$(BIN)/python -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder \
 	    --ignore $(LEAVING) --ignore $(SUITE) || status=$$?; \
 	exit $$status
@@ -102,11 +105,11 @@ clean: ## remove everything that the other targets made, including .venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-demo: pyproject.toml | $(INTERPRETER)
-	$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples,dashboard]'
+	$(LOCK) $(INSTALL) '.[examples,dashboard]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(INTERPRETER)
-	$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(LOCK) $(INSTALL) '.[dev]'
 	@touch $@
 
 $(INTERPRETER):

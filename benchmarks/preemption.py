@@ -43,7 +43,7 @@ from distributed import Client  # noqa: E402
 from preemption_overhead import WORKLOADS, overhead  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.elastic.scheduler_rpc import Roster  # noqa: E402
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC  # noqa: E402
 from dask_ferro.scheduler.plugin import part_of  # noqa: E402
 
 SEED = 0
@@ -266,7 +266,7 @@ def preempted_once(contender: str, work: Work, seed: int, kills: bool) -> dict[s
         futures = submitted(client, work, log)
         assert client.gather(futures) == [work.nbytes] * work.blocks
         seconds = time.monotonic() - began
-        roster = part_of(cluster.scheduler, Roster)
+        roster = part_of(cluster.scheduler, ScalingRPC)
         copies = {} if roster is None else dict(roster.copies.totals)
         again = Again.of(Path(log).read_text().splitlines(), preemptor.ends)
         return {

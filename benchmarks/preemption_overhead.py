@@ -16,7 +16,7 @@ import numpy as np
 from distributed import Client, wait
 
 import dask_ferro as ff
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of, put_on
 
 # Of a tile of 1 MB.
@@ -95,7 +95,7 @@ class Local(NamedTuple):
 
     def copies(self) -> Mapping[str, int]:
         """Return the "results" and "bytes" that were copied so far."""
-        roster = part_of(self.scheduler, Roster)
+        roster = part_of(self.scheduler, ScalingRPC)
         assert roster is not None
         return roster.copies.totals
 
@@ -136,7 +136,7 @@ def local(processes: bool) -> Iterator[Local]:
         ) as cluster,
         Client(cluster) as client,
     ):
-        client.run_on_scheduler(put_on, part=Roster())
+        client.run_on_scheduler(put_on, part=ScalingRPC())
         yield Local(client, cluster.scheduler)
 
 

@@ -84,7 +84,7 @@ import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
 
-def _loaded(name: str, module: str) -> Any:
+def _load(name: str, module: str) -> Any:
     """Import a module; where an optional dependency is missing, raise an error that names the extra to install."""
     try:
         return import_module(module)
@@ -110,7 +110,7 @@ def __getattr__(name: str) -> Any:
         if name == "fit":
             # This import gives tensors their `compute`, which a loss may call.
             import_module("dask_ferro.lower.tensor")
-        value = getattr(_loaded(name, _PUBLIC[name]), name)
+        value = getattr(_load(name, _PUBLIC[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

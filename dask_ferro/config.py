@@ -34,7 +34,7 @@ def value(key: str) -> Any:
     """
     written = get(key)
     try:
-        return _parsed(key, written)
+        return _parse(key, written)
     # TypeError: a list or a mapping, which no option is.
     except (TypeError, ValueError):
         raise ConfigError(
@@ -46,7 +46,7 @@ def value(key: str) -> Any:
 # Each task of a model reads three options, and parsing one takes 10 us.  typed=True: True and 1 are equal, and would
 # share an entry.
 @lru_cache(maxsize=256, typed=True)
-def _parsed(key: str, written: Any) -> Any:
+def _parse(key: str, written: Any) -> Any:
     return OPTIONS[key].parsed(written)
 
 
@@ -121,10 +121,10 @@ def unknown_keys() -> Iterator[str]:
             yield f"{key}: did you mean {SECTION}.{known}, written section by section, or {variable(known)}?"
         elif key.startswith(f"{SECTION}."):
             yield f"unknown key {key}"
-    yield from _unknown(dask.config.config.get(SECTION), f"{SECTION}.")
+    yield from _unknown_keys(dask.config.config.get(SECTION), f"{SECTION}.")
 
 
-def _unknown(section: Any, path: str) -> Iterator[str]:
+def _unknown_keys(section: Any, path: str) -> Iterator[str]:
     """Yield a clause for each unknown key of a section, whose options begin with `path`."""
     inside = [key for option in OPTIONS if (key := f"{SECTION}.{option}").startswith(path)]
     known = list(dict.fromkeys(key.removeprefix(path).partition(".")[0] for key in inside))
@@ -140,7 +140,7 @@ def _unknown(section: Any, path: str) -> Iterator[str]:
                 did_you_mean(name, known) or f"; wanted some of {', '.join(known)}"
             )
         elif path + name not in inside:
-            yield from _unknown(value, f"{path}{name}.")
+            yield from _unknown_keys(value, f"{path}{name}.")
 
 
 def problems() -> list[str]:

@@ -77,7 +77,7 @@ class InputError(ValueError):
 
 
 class ConfigError(InputError):
-    """Dask's configuration, or that of a site, is wrong: an unknown option, or a value of the wrong kind.
+    """Dask's configuration or the configuration of a site is wrong: an unknown option, or a value of the wrong kind.
 
     Examples
     --------

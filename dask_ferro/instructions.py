@@ -5,7 +5,7 @@ inside of bundles were recorded (`ff.profile(client, ops=True)`) a row is an op,
 of a pipeline, a step of a collective.  A transfer of a task's input is a row of its own, "transfer", with the region,
 placement, stage and micro-batch of that task.  Seconds are the duration of the instruction, sizes are bytes.
 
-Regions, placements and stages are empty for a graph that was written without signals, mesh or pipeline.
+Regions, placements and stages are empty for a graph that was written without regions, mesh or pipeline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Instruction(NamedTuple):
     op : str
         The type of an op; the prefix of a task whose ops were not recorded; "transfer" for a fetched input.
     region : str
-        The signals (`ft.region`) that its nodes were written under, such as "layer1/attention backward".
+        The regions (`ft.region`) in which its nodes were written, such as "layer1/attention backward".
     placement : str
         The placement of its outputs on the mesh, such as "S(0),R".
     stage, micro_batch : int or None

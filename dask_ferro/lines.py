@@ -22,14 +22,14 @@ import xxhash
 _CHECK = b', "check": "'
 
 
-def sealed(record: Mapping[str, Any]) -> bytes:
+def format_line(record: Mapping[str, Any]) -> bytes:
     """Return a record as a line of JSON; its last field is a checksum of the fields before it."""
     # Whole numbers may be numpy's.
     body = json.dumps(record, default=index).encode()[:-1]
     return body + _CHECK + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
 
 
-def opened(text: bytes) -> dict[str, Any] | None:
+def parse_line(text: bytes) -> dict[str, Any] | None:
     """Return the record of a line, or None if the checksum is wrong or the line is no JSON object."""
     body, mark, check = text.rstrip(b"\n").rpartition(_CHECK)
     if not mark or check != xxhash.xxh3_64_hexdigest(body).encode() + b'"}':

@@ -36,27 +36,27 @@ def _close_in_child() -> None:
     _handles.clear()
 
 
-portable.at_fork(after_in_child=_close_in_child)
+portable.register_at_fork(after_in_child=_close_in_child)
 
 
-class Words(NamedTuple):
+class LockMessages(NamedTuple):
     """Words of the error messages: the locked thing, and its holder."""
 
     thing: str = "sink"
     who: str = "ff.predict_files"
 
 
-SINK = Words()
+SINK = LockMessages()
 
 
 @dataclass
-class Hold:
+class HeldLock:
     """A held lock: the locked path, its lock file, and the file's descriptor, which holds the lock while it is open."""
 
     sink: str
     path: str
     handle: int
-    words: Words = SINK
+    words: LockMessages = SINK
     pid: int = field(default_factory=os.getpid)
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class Hold:
 
 
 @contextmanager
-def held(sinks: Sequence[str], words: Words = SINK) -> Iterator[list[Hold]]:
+def hold_locks(sinks: Sequence[str], words: LockMessages = SINK) -> Iterator[list[HeldLock]]:
     """Hold the locks of some sinks, or other resolved paths, while the block runs.
 
     Raises
@@ -90,16 +90,16 @@ def held(sinks: Sequence[str], words: Words = SINK) -> Iterator[list[Hold]]:
         file system or the folder cannot have such lock files.
     """
     with ExitStack() as stack:
-        yield [_entered(stack, sink, words) for sink in sorted(sinks)]
+        yield [_enter(stack, sink, words) for sink in sorted(sinks)]
 
 
-def _entered(stack: ExitStack, sink: str, words: Words) -> Hold:
+def _enter(stack: ExitStack, sink: str, words: LockMessages) -> HeldLock:
     folder = os.path.dirname(sink)
     try:
         if not os.path.isdir(folder):
             os.mkdir(folder)
             stack.callback(_remove_empty, folder)
-        hold = _acquired(sink, words)
+        hold = _acquire(sink, words)
         stack.callback(hold.release)
         # Only once the lock is held: until then the file names its last holder.
         text = json.dumps(record()).encode()
@@ -119,7 +119,7 @@ def _remove_empty(folder: str) -> None:
         os.rmdir(folder)
 
 
-def _acquired(sink: str, words: Words) -> Hold:
+def _acquire(sink: str, words: LockMessages) -> HeldLock:
     """Acquire the lock of a sink; its file does not name the holder yet."""
     path = sink + SUFFIX
     while True:
@@ -131,17 +131,17 @@ def _acquired(sink: str, words: Words) -> Hold:
                 raise OSError(errno.EISDIR, "a lock has to be a file", path)
             portable.lock(handle)
             if _is_at(handle, path):
-                return Hold(sink, path, handle, words)
+                return HeldLock(sink, path, handle, words)
         except BlockingIOError:
             _close(handle)
-            raise refused(sink, _said(path), words) from None
+            raise held_error(sink, _read_record(path), words) from None
         except OSError as error:
             _close(handle)
             if error.errno not in _UNSUPPORTED:
                 raise
             raise InputError(
                 f"{words.thing} {sink!r} cannot be written: {words.who} locks it by flock, which this system or"
-                " its file system does not have; choose a path on another one, or have it mounted with flock"
+                " its file system does not have; choose a path on another file system, or mount it with flock"
             ) from error
         # The last holder removed the file meanwhile, so the lock is on a file that has no path any more: try again.
         _close(handle)
@@ -161,22 +161,22 @@ def record() -> dict[str, Any]:
     }
 
 
-def refused(sink: str, found: dict[str, Any] | None, words: Words = SINK) -> InputError:
+def held_error(sink: str, found: dict[str, Any] | None, words: LockMessages = SINK) -> InputError:
     """Return the error for a lock that another process holds; `found` is the record in it."""
     return InputError(
-        f"{words.thing} {sink!r} is being written by another {words.who}: {who(found)}; wait for its end, or end"
-        " it, or choose another path"
+        f"{words.thing} {sink!r} is being written by another {words.who}: {describe_holder(found)}; wait for its end,"
+        " or end it, or choose another path"
     )
 
 
-def who(found: dict[str, Any] | None) -> str:
+def describe_holder(found: dict[str, Any] | None) -> str:
     """Return the holder of a lock in words, of the record in it."""
     if found is None:
         return "a process that has not written its host and id yet"
     return f"process {found.get('pid')} on host {found.get('host')!r}, since {found.get('since')}"
 
 
-def _said(path: str) -> dict[str, Any] | None:
+def _read_record(path: str) -> dict[str, Any] | None:
     """Return the record of a lock file, or None if there is no file or it is empty."""
     try:
         with open(path, "rb") as file:

@@ -86,7 +86,7 @@ def _field(default: Any, help: str, unit: str, allowed: str, reader: Callable[[A
     return field(default=option.parsed(default), metadata={"option": option})
 
 
-def _refused() -> Any:
+def _refuse() -> Any:
     raise ValueError
 
 
@@ -122,8 +122,8 @@ def _number(
         if none and (value is None or value == nothing or is_off):
             return nothing
         # In Python True is 1: `yes` would be a second, or a byte.
-        result = _refused() if isinstance(value, bool) else convert(value)
-        return result if (least < result if above else least <= result) and result <= most else _refused()
+        result = _refuse() if isinstance(value, bool) else convert(value)
+        return result if (least < result if above else least <= result) and result <= most else _refuse()
 
     return _field(default, help, unit, allowed, read)
 
@@ -153,7 +153,7 @@ def count(default: Any, help: str, unit: str, *, least: int = 1, **bounds: Any) 
     """Return a field with a whole number."""
 
     def convert(value: Any) -> int:
-        return int(value) if float(value).is_integer() else _refused()
+        return int(value) if float(value).is_integer() else _refuse()
 
     return _number(default, help, unit, "a whole number", convert, least=least, **bounds)
 
@@ -196,7 +196,7 @@ def path(default: str | None, help: str) -> Any:
     def read(value: Any) -> str | None:
         if value is None or value is False:
             return None
-        return str(fspath(value)) if isinstance(value, str | PathLike) else _refused()
+        return str(fspath(value)) if isinstance(value, str | PathLike) else _refuse()
 
     return _field(default, help, "path", "a path, or null", read)
 
@@ -205,7 +205,7 @@ def mapping(help: str, unit: str) -> Any:
     """Return a field with values by name; null is None."""
 
     def read(value: Any) -> Mapping[str, Any] | None:
-        return value if value is None or isinstance(value, Mapping) else _refused()
+        return value if value is None or isinstance(value, Mapping) else _refuse()
 
     return _field(None, help, unit, "a mapping of names to values, or null", read)
 
@@ -224,14 +224,14 @@ class PluginOptions:
 
     stealing: str = choice(
         POLICIES,
-        'Policy of stealing: "informed" examines the longest queues; "last-victim" asks the last victim, then any'
-        ' worker; "none" (or off, false, null) moves nothing, so that nothing corrects a wrong placement.'
+        'Policy of stealing. "informed" examines the longest queues. "last-victim" asks the last victim, then any'
+        ' worker. "none" (or off, false, null) moves nothing, so that nothing corrects a wrong placement.'
         ' "auto": informed, but none if Dask\'s own switch, `distributed.scheduler.work-stealing`, is off.',
         off=OFF,
     )
     placement: bool = flag(
         True,
-        "Whether to assign a ready task to the worker that should finish it first; false: Dask's own choice, a worker"
+        "Whether to assign a ready task to the worker that should finish it first. false: Dask's own choice, a worker"
         " that holds its data.",
     )
     rank: bool = flag(
@@ -241,10 +241,9 @@ class PluginOptions:
     )
     timeout: float = seconds(
         "15s",
-        "How long `ff.install`, `ff.uninstall`, `ff.check_cluster` and `ff.profile(ops=True)` wait for each worker;"
-        " a worker that"
-        " hangs is reported, and set up when it reconnects. On a busy machine, a worker may need some seconds to import"
-        " the package.",
+        "How long `ff.install`, `ff.uninstall`, `ff.check_cluster` and `ff.profile(ops=True)` wait for each worker. A"
+        " worker that hangs is reported, and set up when it reconnects. On a busy machine, a worker may need some"
+        " seconds to import the package.",
     )
     # Beside stealing's policy, since a recording is used to examine it.
     record: str | None = path(
@@ -270,8 +269,9 @@ class ElasticOptions:
     )
     efficiency: float = number(
         0.6,
-        "Minimum parallel efficiency at which another job is worth its node-seconds: the share of them, its start-up"
-        " included, in which it runs tasks. Near 1 hardly any job pays; small values buy speed at any price.",
+        "Minimum parallel efficiency at which another job is worth its node-seconds: the share of these seconds,"
+        " including the job's start, in which the job runs tasks. Near 1, hardly any job is started; small values buy"
+        " speed at any price.",
         most=1.0,
         above=True,
     )
@@ -285,32 +285,32 @@ class ElasticOptions:
     surge: float = number(
         0.0,
         "Number of workers beyond the maximum while successors take over from jobs that are about to end (walltime, a"
-        " drained node, a preemption). 0: none; jobs that end together are then replaced one after the other, in time."
-        " Set 1 if the maximum is one job, since no other worker could then take over its data.",
+        " drained node, a preemption). 0: none; jobs that end at the same time are then replaced one after the other,"
+        " early enough. Set 1 if the maximum is one job, because no other worker could then take over its data.",
         "workers",
     )
     idle_timeout: float = seconds(
         "10s",
-        "Minimum idle time of a job before it ends; it is longer if a new job would take longer to arrive.",
+        "Minimum idle time of a job before it ends; the time is longer if a new job would take longer to start.",
     )
     fail_unrunnable: bool = flag(
         False,
         "Whether to fail tasks that no worker can run, with the reason, while every pool that could run them is closed"
-        " because its jobs are refused or fail, and has no job pending or starting; false: they wait until a pool"
-        " opens again and submits jobs once more.",
+        " because its jobs are refused or fail, and has no job that is pending or starting. false: such tasks wait"
+        " until a pool opens again and submits jobs.",
     )
     failures: float = count(
         3,
-        "Number of batch jobs that end before their worker connects, less those that work, at which their pool closes"
-        " for a while; null: never for that reason.",
+        "Number of batch jobs that end before their worker connects, minus the jobs whose workers connect, at which"
+        " their pool closes for a while. null: a pool never closes for that reason.",
         "jobs",
         none="null",
         nothing=inf,
     )
     copy_share: float = number(
         0.5,
-        "Share of its memory up to which a worker receives copies of results that only preemptible jobs hold. 0: none"
-        " are made.",
+        "Share of a worker's memory up to which the worker receives copies of results that only preemptible jobs hold."
+        " 0: no copies are made.",
         most=1.0,
     )
 
@@ -318,14 +318,14 @@ class ElasticOptions:
 _FIELDS: dict[str, Any] = {
     "store": path(
         None,
-        "Folder that the client and every worker can read and write: models given as bytes are written there, and the"
-        " workers map them. Without one, they are written to a temporary folder, and a copy is sent to workers that"
+        "Folder that the client and every worker can read and write. Models that are passed as bytes are written to it,"
+        " and the workers map them. null: they are written to a temporary folder, and a copy is sent to workers that"
         " cannot read it.",
     ),
     "onnxruntime.intra-op-threads": count(
         AUTO,
-        'Number of threads inside one session run; "auto": the cores of the worker over its threads, at least 1. More'
-        " threads oversubscribe the machine: two worker threads with two each ran at 0.77 of the speed.",
+        'Number of threads inside one session run. "auto": the cores of the worker divided by its threads, at least 1.'
+        " More threads oversubscribe the machine: two worker threads with two threads each ran at 0.77 of the speed.",
         "threads",
         none=AUTO,
     ),
@@ -347,31 +347,30 @@ _FIELDS: dict[str, Any] = {
     ),
     "limits.mapped-above": size(
         "128MiB",
-        "Maximum size of a model, external data included, that is read into the memory of each process: what happens"
-        " to its files afterwards changes nothing. The weights of a larger one are mapped from its files, whose pages"
-        " the processes of one host share. These files are examined before and after each use, and one that changed is"
-        " named; but a file that is cut while a bundle runs on it ends that process (SIGBUS), so replace such files by"
-        " a rename.",
+        "Maximum size of a model, including external data, that is read into the memory of each process; later changes"
+        " to its files have no effect. The weights of a larger model are mapped from its files, and the processes of"
+        " one host share their pages. These files are examined before and after each use, and an error names a file"
+        " that changed. A file that is truncated while a bundle uses it ends that process (SIGBUS), so replace such"
+        " files with a rename.",
     ),
     "limits.run": seconds(
         None,
-        "How long one bundle may run on its chunk, since a Loop may never end. A task over the limit fails; null: no"
+        "How long one bundle may run on its chunk, because a Loop may never end. A task over the limit fails. null: no"
         " limit.",
         none="null",
     ),
     "ranks.checkpoint-calls": count(
         20,
         "Number of successive submissions of `dask_ferro.parallel.Ranks`, `ff.parallelize` or groups of steps of"
-        " `ff.fit`, after which"
-        " persisted results that are inputs of the next call are fetched by the client, and sent with that call's"
-        " graph: a dead worker costs at most this many submissions, and the scheduler keeps the tasks of this many. The"
-        " call waits for these results. null: they are never fetched.",
+        " `ff.fit`, after which the client fetches persisted results that are inputs of the next call, and sends them"
+        " with that call's graph. A dead worker then costs at most this many submissions, and the scheduler keeps the"
+        " tasks of this many. The call waits for these results. null: they are never fetched.",
         "calls",
         none="null",
     ),
     "bundle.workers": count(
         AUTO,
-        'Number of worker threads that granularity "auto" plans for; "auto": the threads of the current cluster,'
+        'Number of worker threads that granularity "auto" plans for. "auto": the threads of the current cluster,'
         " or the cores of this machine if there is none.",
         "threads",
         none=AUTO,
@@ -379,8 +378,8 @@ _FIELDS: dict[str, Any] = {
     # Beside `workers`, as both decide into how many tasks a graph is cut.
     "bundle.costs": path(
         "~/.cache/dask_ferro/task-costs",
-        "File on the scheduler's machine that keeps what tasks cost, so that `ff.bundle_tasks` knows them in the next"
-        " program too; null: they are forgotten with the scheduler.",
+        "File on the scheduler's machine that stores the costs of tasks, so that `ff.bundle_tasks` can use them in the"
+        " next program. null: the costs are lost when the scheduler ends.",
     ),
     "worker.device": choice(
         (AUTO, *DEVICES), 'Device class of a worker\'s tasks; "auto": gpu if CuPy sees a device.'
@@ -392,20 +391,22 @@ _FIELDS: dict[str, Any] = {
     ),
     "device.weights-bytes": size(
         AUTO,
-        'Maximum GPU memory for cached weights, each held once however many bundles read it; "auto": half of the free'
-        " memory. Together with results and inputs they take 0.75 of it at most, or the larger of these two settings.",
+        'Maximum GPU memory for cached weights; each weight is stored once, even if several bundles read it. "auto":'
+        " half of the free memory. Weights, results and inputs together take at most 0.75 of the free memory, or the"
+        " larger of these two settings.",
         none=AUTO,
     ),
     "device.results-bytes": size(
         AUTO,
-        'Maximum GPU memory for results and inputs; beyond it, the oldest move to the host. "auto": 0.6 of the free'
-        " memory.",
+        'Maximum GPU memory for results and inputs; beyond it, the oldest move to host memory. "auto": 0.6 of'
+        " the free memory.",
         none=AUTO,
     ),
     "device.onnxruntime": choice(
         (AUTO, "never", "anywhere"),
-        'Devices on which ONNX Runtime may compute instead of the array table: "auto": GPUs on which its CUDA'
-        ' provider works; "never"; "anywhere": also on a device whose memory is the host\'s (an emulated one).',
+        'Devices on which ONNX Runtime may compute instead of dask_ferro\'s own array kernels. "auto": GPUs on which'
+        ' its CUDA provider works. "never": none. "anywhere": also a device whose memory is the host\'s (an emulated'
+        " one).",
         off="never",
     ),
 }

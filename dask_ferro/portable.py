@@ -39,7 +39,7 @@ def lock(handle: int, *, waits: bool = False) -> None:
         If the system, or the file system, has no such locks.
     """
     if fcntl is None:
-        raise _lacking("locks of files that end with their process (flock)")
+        raise _missing_error("locks of files that end with their process (flock)")
     fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -52,7 +52,7 @@ def user_id() -> int:
         If the system has no user ids.
     """
     if not hasattr(os, "getuid"):
-        raise _lacking("user ids (getuid)")
+        raise _missing_error("user ids (getuid)")
     return os.getuid()
 
 
@@ -66,11 +66,11 @@ def read_at(handle: int, nbytes: int, offset: int) -> bytes:
         return os.read(handle, nbytes)
 
 
-def at_fork(**calls: Callable[[], object]) -> None:
+def register_at_fork(**calls: Callable[[], object]) -> None:
     """Register functions as `os.register_at_fork` does; does nothing on a system without fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(**calls)
 
 
-def _lacking(what: str) -> OSError:
+def _missing_error(what: str) -> OSError:
     return OSError(errno.ENOSYS, f"this system has no {what}; Linux and macOS have")

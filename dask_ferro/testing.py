@@ -197,7 +197,7 @@ def build(name: str, **params: int | float) -> onnx.ModelProto:
     6
     """
     workload = _lookup(name)
-    outputs = workload.make(**_checked(name, workload.defaults, params))
+    outputs = workload.make(**_check_params(name, workload.defaults, params))
     return ir.to_proto(to_model(outputs, name=name))
 
 
@@ -254,7 +254,7 @@ def _lookup(name: str) -> Workload:
     return WORKLOADS[name]
 
 
-def _checked(name: str, defaults: Params, given: Params) -> Params:
+def _check_params(name: str, defaults: Params, given: Params) -> Params:
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         choices = ", ".join(f"{k}={v}" for k, v in defaults.items())

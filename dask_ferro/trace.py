@@ -108,7 +108,7 @@ class About(NamedTuple):
     Attributes
     ----------
     region : str
-        The signals (`ft.region`) that its nodes were written under.
+        The regions (`ft.region`) in which its nodes were written.
     placement : str
         The placement of its outputs on the mesh, such as "S(0),R"; "" if there is none.
     stage, micro_batch : int or None
@@ -375,12 +375,12 @@ def _row(line: str) -> Span | TracedTask:
         if type(row["dependencies"]) is not list:
             raise ValueError(f"got {row['dependencies']!r}, wanted keys")
         row["dependencies"] = _key(row["dependencies"])
-        row["about"] = _checked(About(*row["about"] or ()))
-    record: Span | TracedTask = _checked(kind(**row))
+        row["about"] = _check_record(About(*row["about"] or ()))
+    record: Span | TracedTask = _check_record(kind(**row))
     return record
 
 
-def _checked(record: Any) -> Any:
+def _check_record(record: Any) -> Any:
     for name, value in zip(record._fields, record, strict=True):
         fits, wanted = _WANTED.get(name, (None, ""))
         if fits is not None and not fits(value):
@@ -398,7 +398,7 @@ def _text(path: Path, where: str) -> str:
                 unpacked = file.read(most + 1)
             if len(unpacked) > most:
                 raise InputError(
-                    f"{where}: {len(content)} bytes unpack to more than {most}, as no trace's do"
+                    f"{where}: {len(content)} bytes unpack to more than {most}; a trace does not"
                 )
             content = unpacked
         return content.decode()

@@ -26,7 +26,7 @@ from distributed import Client, LocalCluster, Scheduler, Worker, get_task_stream
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 import dask_ferro as ff
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import put_on
 from dask_ferro.scheduler.settings import Settings
 from tests.waiting import BOUND_S, WHOLE_S
@@ -140,7 +140,7 @@ async def opened(
         cluster = await stack.enter_async_context(kind(**settings))
         client = await stack.enter_async_context(Client(cluster, asynchronous=True))
         if roster:
-            await client.run_on_scheduler(put_on, part=Roster())
+            await client.run_on_scheduler(put_on, part=ScalingRPC())
         if installed is not False:
             await ff.install(client, **({} if installed is True else installed))
         there = list(cluster.workers.values())

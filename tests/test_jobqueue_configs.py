@@ -57,7 +57,7 @@ def written(tmp_path):
 
 def test_there_is_one_for_each_site_that_was_promised():
     assert NAMES == ["gadi-gpu", "local-test", "narval", "nibi", "slurm-cpu", "slurm-gpu"]
-    assert sorted(job_config.shipped()) == NAMES
+    assert sorted(job_config.shipped_configs()) == NAMES
 
 
 RENDERED = {

@@ -31,7 +31,7 @@ def running_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--scheduler", metavar="ADDRESS", help=text)(command)
 
 
-def in_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+def check_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
     """Refuse an output file whose folder does not exist, before a run that may take hours."""
     if path is not None and not path.parent.is_dir():
         raise click.BadParameter(f"folder {str(path.parent)!r} does not exist")

@@ -14,7 +14,7 @@ from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
 from dask_ferro.observe.check import ClusterCheck
 from dask_ferro.observe.check import check_cluster as checked
-from dask_ferro.observe.top import where
+from dask_ferro.observe.top import address_source
 from dask_ferro.views.check import show_check
 from dask_ferro.views.terminal import show_wide
 
@@ -32,7 +32,7 @@ def check(scheduler: str | None, scheduler_file: str | None, as_json: bool) -> N
     dask ferro check --scheduler tcp://host:8786
     dask ferro check --scheduler-file scheduler.json --json
     """
-    found = asyncio.run(_checked(where(scheduler, scheduler_file)))
+    found = asyncio.run(_check_quietly(address_source(scheduler, scheduler_file)))
     if as_json:
         click.echo(json.dumps(found.as_dict()))
     else:
@@ -42,7 +42,7 @@ def check(scheduler: str | None, scheduler_file: str | None, as_json: bool) -> N
         raise click.exceptions.Exit(1)
 
 
-async def _checked(where: Callable[[], str]) -> ClusterCheck:
+async def _check_quietly(where: Callable[[], str]) -> ClusterCheck:
     with warnings.catch_warnings():
         # Dask warns of differing versions, which the table has.
         warnings.simplefilter("ignore")

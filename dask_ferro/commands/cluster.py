@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from dask_ferro.commands.arguments import AT_LEAST_ONE, in_folder
-from dask_ferro.commands.faults import Command, leave
+from dask_ferro.commands.arguments import AT_LEAST_ONE, check_folder
+from dask_ferro.commands.faults import Command, exit_with
 from dask_ferro.elastic.options import bounds_of
-from dask_ferro.local.foreground import scripts, stand
+from dask_ferro.local.foreground import run_foreground, scripts
 from dask_ferro.slurm.job_config import use
-from dask_ferro.views.terminal import console, facts
+from dask_ferro.views.terminal import console, print_facts
 
 
 @click.command(cls=Command)
@@ -35,7 +35,7 @@ from dask_ferro.views.terminal import console, facts
 @click.option(
     "--scheduler-file",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    callback=in_folder,
+    callback=check_folder,
     help="Where to write the scheduler's address while it runs.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the job script and start nothing.")
@@ -71,11 +71,13 @@ def cluster(
 
     def started(running: Any) -> None:
         dashboard = running.dashboard_link or "none"
-        facts(console(), {"scheduler": running.scheduler_address, "dashboard": dashboard, "workers": workers})
+        print_facts(
+            console(), {"scheduler": running.scheduler_address, "dashboard": dashboard, "workers": workers}
+        )
 
-    stopped_by = stand(bounds, started, click.echo, scheduler_file, config_name=config_name, **named)
+    stopped_by = run_foreground(bounds, started, click.echo, scheduler_file, config_name=config_name, **named)
     if stopped_by is None:
         # Not an error: a client asked for it.
         click.echo("a client shut the cluster down", err=True)
     else:
-        leave(128 + stopped_by, f"stopped by {stopped_by.name}")
+        exit_with(128 + stopped_by, f"stopped by {stopped_by.name}")

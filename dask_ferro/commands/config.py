@@ -11,7 +11,7 @@ import yaml
 
 from dask_ferro import config as configuration
 from dask_ferro.commands.arguments import as_json
-from dask_ferro.commands.faults import Command, leave
+from dask_ferro.commands.faults import Command, exit_with
 from dask_ferro.config import SECTION
 from dask_ferro.errors import ConfigError, did_you_mean
 from dask_ferro.options import OPTIONS, Option, options_of
@@ -75,16 +75,16 @@ def config(prefix: str, changed: bool, as_json: bool, markdown: bool) -> None:
         click.echo(json.dumps({"options": rows, "problems": wrong}, default=str))
     elif values:
         cells = [
-            (f"{SECTION}.{key}", written(value), OPTIONS[key].unit, written(OPTIONS[key].default))
+            (f"{SECTION}.{key}", to_yaml(value), OPTIONS[key].unit, to_yaml(OPTIONS[key].default))
             for key, value in values.items()
         ]
         show_wide(lambda out: table(out, "options", _COLUMNS, cells, left=len(_COLUMNS)))
     # Last, so that an error in one section does not hide the values of the others.
     if wrong:
-        leave(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong))
+        exit_with(2, "\n".join(f"dask ferro: configuration {clause}" for clause in wrong))
 
 
-def written(value: Any) -> str:
+def to_yaml(value: Any) -> str:
     """Return a value in YAML.
 
     >>> written(None), written(True), written("5ms"), written(0.5), written(object)
@@ -118,6 +118,6 @@ def _section(part: tuple[str, Mapping[str, Option]]) -> str:
     ]
     for name, option in options.items():
         lines.append(
-            f"| `{name}` | `{written(option.default)}` | {option.unit} | {option.help.replace('|', '&#124;')} |"
+            f"| `{name}` | `{to_yaml(option.default)}` | {option.unit} | {option.help.replace('|', '&#124;')} |"
         )
     return "\n".join(lines) + "\n"

@@ -29,10 +29,10 @@ def one_status_per_fault(ctx: click.Context | None = None) -> Iterator[None]:
         raise
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "dask ferro"
-        leave(2, " ".join(f"{path}: {error.format_message()}".split()))
+        exit_with(2, " ".join(f"{path}: {error.format_message()}".split()))
     except KeyboardInterrupt:
         # Also while the command still imports, when nothing has been started that would have to be stopped.
-        leave(130, "interrupted")
+        exit_with(130, "interrupted")
     except (click.exceptions.Exit, click.ClickException, click.Abort):
         # Click prints these itself, and a group above must not count them as errors of its own: a command that has
         # left with a status arrives here again.
@@ -42,13 +42,13 @@ def one_status_per_fault(ctx: click.Context | None = None) -> Iterator[None]:
         if ctx is not None and ctx.meta.get(_DEBUG):
             traceback.print_exc()
         if isinstance(error, InputError):
-            leave(2, " ".join(f"dask ferro: {error}".split()))
+            exit_with(2, " ".join(f"dask ferro: {error}".split()))
         # Our own messages say what happened and where; other exceptions need their type to be understood.
         is_ours = type(error).__module__.startswith("dask_ferro")
-        leave(1, f"dask ferro: {error if is_ours else f'{type(error).__name__}: {error}'}")
+        exit_with(1, f"dask ferro: {error if is_ours else f'{type(error).__name__}: {error}'}")
 
 
-def leave(status: int, message: str) -> None:
+def exit_with(status: int, message: str) -> None:
     """Print a message to standard error, and end the command with a status."""
     click.echo(message, err=True)
     raise click.exceptions.Exit(status)
@@ -77,7 +77,7 @@ class Command(click.Command):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from dask_ferro.local.sigint import repeated_sigint
+        from dask_ferro.local.sigint import repeat_sigint
 
-        with one_status_per_fault(ctx), repeated_sigint():
+        with one_status_per_fault(ctx), repeat_sigint():
             return super().invoke(ctx)

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
-from dask_ferro.observe.cluster_rows import JOBS, POOLS, call
-from dask_ferro.observe.top import where
+from dask_ferro.observe.cluster_rows import JOBS, POOLS, fetch_table
+from dask_ferro.observe.top import address_source
 from dask_ferro.slurm.job_lifecycle import JobState
 from dask_ferro.views.terminal import console, show_wide, table
 from dask_ferro.words import duration, many
@@ -36,7 +36,7 @@ def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool) -> No
     dask ferro jobs --scheduler tcp://host:8786
     dask ferro jobs --scheduler-file scheduler.json --json
     """
-    rows = asyncio.run(call(where(scheduler, scheduler_file), JOBS))
+    rows = asyncio.run(fetch_table(address_source(scheduler, scheduler_file), JOBS))
     if as_json:
         click.echo(json.dumps({"jobs": rows}))
     else:
@@ -98,7 +98,7 @@ def pools(
     if (order == "list") != (name is None):
         raise click.UsageError("list takes no NAME" if name else f"{order} takes the NAME of a pool")
     words = {} if name is None else {"order": order, "name": name}
-    rows = asyncio.run(call(where(scheduler, scheduler_file), POOLS, **words))
+    rows = asyncio.run(fetch_table(address_source(scheduler, scheduler_file), POOLS, **words))
     if as_json:
         click.echo(json.dumps({"pools": rows}))
     else:

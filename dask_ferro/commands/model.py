@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from dask_ferro.commands.arguments import AT_LEAST_ONE, FILE, as_json, in_folder
+from dask_ferro.commands.arguments import AT_LEAST_ONE, FILE, as_json, check_folder
 from dask_ferro.commands.faults import Command, wants_debug
 from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.summary import OpRow
@@ -22,7 +22,7 @@ from dask_ferro.local.array_files import check_writable
 from dask_ferro.local.model_run import RunRequest, Trial, trial
 from dask_ferro.lower.model.inventory import Inventory, inventory
 from dask_ferro.views.progress import bar
-from dask_ferro.views.terminal import console, facts, table
+from dask_ferro.views.terminal import console, print_facts, table
 from dask_ferro.words import at_most, count, duration, many, share, size
 
 # A model at "op" granularity may have thousands of bundles; the costliest show where the time goes.
@@ -86,7 +86,7 @@ _granularities = click.option(
     "--output",
     "sink",
     type=click.Path(dir_okay=False, path_type=Path),
-    callback=lambda *given: _array_file(*given) and in_folder(*given),
+    callback=lambda *given: _array_file(*given) and check_folder(*given),
     help="Where to write the outputs.",
 )
 @click.option("--workers", type=AT_LEAST_ONE, help="Worker processes to start  [default: one per core]")
@@ -179,12 +179,12 @@ def show_trial(out: Console, trial: Trial) -> None:
     cluster = f"{len(place.workers)} workers, {place.slots} threads, scheduler {place.scheduler}"
     head = {
         "model": f"{trial.model} ({trial.digest[:12]})",
-        "inputs": f"{_listed(trial.inputs)}  ({trial.source})",
-        "outputs": _listed([f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items()]),
+        "inputs": f"{_join_values(trial.inputs)}  ({trial.source})",
+        "outputs": _join_values([f"{n}: {d}{list(s)}" for n, (d, s) in trial.outputs.items()]),
         "tasks": _tasks(trial),
         "cluster": f"{cluster}, dashboard {place.dashboard}" if place.dashboard else cluster,
     }
-    facts(out, head)
+    print_facts(out, head)
     total = sum(row.seconds for row in trial.ops)
     title = "ops, as projected" + (f"; the model runs {trial.runs} times" if trial.runs > 1 else "")
     ops = [(row.op, *_costs(row, trial.runs, total)) for row in trial.ops]
@@ -194,10 +194,10 @@ def show_trial(out: Console, trial: Trial) -> None:
     title = "where it ran" + _cut(len(busiest), _WORKERS_SHOWN, "busiest workers")
     table(out, title, ("worker", "tasks", "busy", "of the run"), workers[:_WORKERS_SHOWN])
     out.print()
-    facts(out, _times(trial))
+    print_facts(out, _times(trial))
 
 
-def _listed(texts: Iterable[object]) -> str:
+def _join_values(texts: Iterable[object]) -> str:
     return "; ".join(at_most(_VALUES_SHOWN, map(str, texts), before="and ")) or "none"
 
 
@@ -233,11 +233,11 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
     """Print a model's inputs, outputs, weights, operators, bundles and problems."""
     head = {
         "model": f"{inventory.name} ({inventory.digest[:12]}), opset {inventory.opset}",
-        "weights": f"{size(inventory.weight_bytes)}, {_held(inventory.mapped)}",
-        "inputs": _listed(inventory.inputs),
-        "outputs": _listed(inventory.outputs),
+        "weights": f"{size(inventory.weight_bytes)}, {_weights_text(inventory.mapped)}",
+        "inputs": _join_values(inventory.inputs),
+        "outputs": _join_values(inventory.outputs),
     }
-    facts(out, head)
+    print_facts(out, head)
     total = sum(row.seconds for row in inventory.ops)
     nodes = sum(row.nodes for row in inventory.ops)
     title = f"{nodes} ops, costs projected for {many(inventory.rows, 'row')}"
@@ -260,11 +260,11 @@ def _engines(inventory: Inventory, row: OpRow) -> tuple[str, str]:
     return ", ".join(parts if len(chosen) > 1 else chosen), others
 
 
-def _held(mapped: Sequence[str]) -> str:
+def _weights_text(mapped: Sequence[str]) -> str:
     """Return how the weights are held: read into memory, or mapped from which files."""
     if not mapped:
         return "read into memory"
-    files = _listed([Path(path).name for path in mapped])
+    files = _join_values([Path(path).name for path in mapped])
     return f"mapped from {files}: do not modify them while the model is used"
 
 
@@ -279,7 +279,7 @@ def _show_bundles(out: Console, inventory: Inventory, plan: Plan) -> None:
         "work": f"{duration(inventory.bound.work)} on one thread",
         "critical path": duration(inventory.bound.path),
     }
-    facts(out, times)
+    print_facts(out, times)
 
 
 def _bundle(number: int, bundle: Bundle) -> tuple[str, ...]:

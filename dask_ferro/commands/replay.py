@@ -17,7 +17,7 @@ from dask_ferro.scheduler.settings import Settings
 from dask_ferro.simulate import compare
 from dask_ferro.simulate.cluster import VirtualCluster
 from dask_ferro.trace import Trace
-from dask_ferro.views.terminal import console, facts, table
+from dask_ferro.views.terminal import console, print_facts, table
 from dask_ferro.words import duration, size
 
 # How many characters of a list of moves are shown.
@@ -130,7 +130,9 @@ def _show(found: compare.Comparison, title: str, as_json: bool) -> None:
     cluster = f"{found.workers} virtual workers, {found.threads} threads"
     bound = duration(found.lower_bound)
     out = console()
-    facts(out, {"graph": f"{found.graph}, {found.tasks} tasks", "cluster": cluster, "lower bound": bound})
+    print_facts(
+        out, {"graph": f"{found.graph}, {found.tasks} tasks", "cluster": cluster, "lower bound": bound}
+    )
     rows = [
         (
             row.policy,

@@ -31,9 +31,9 @@ from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import InputError
 from dask_ferro.observe.findings import ClusterFinding
 from dask_ferro.observe.summary import FLOW_COLUMNS, flow_cells
-from dask_ferro.observe.top import ask, look, where
+from dask_ferro.observe.top import address_source, ask, take_snapshot
 from dask_ferro.scheduler.flow_log import FlowRow
-from dask_ferro.views.terminal import console, facts, findings, grid, lines, table
+from dask_ferro.views.terminal import console, findings, grid, lines, print_facts, table
 from dask_ferro.words import count, duration, many, natural, printable, share, size
 
 # A `SchedulerLook`, and a `WorkerLook` of it.
@@ -57,7 +57,7 @@ class _Column(NamedTuple):
     is_text: bool = False
 
 
-def _used(row: Row) -> str:
+def _memory_cell(row: Row) -> str:
     limit = row["memory_limit"]
     return f"{100 * row['memory'] / limit:.0f} %" if limit else count(row["memory"]) + "B"
 
@@ -74,7 +74,7 @@ _COLUMNS = (
     _Column("tasks", "tasks", 5, lambda r: _short(r["tasks"])),
     _Column("backlog", "backlog", 7, lambda r: duration(r["backlog"])),
     _Column("thresh", "threshold", 7, lambda r: duration(r["threshold"])),
-    _Column("memory", "memory", 6, _used),
+    _Column("memory", "memory", 6, _memory_cell),
     _Column("in", "in", 5, lambda r: _short(r["in"])),
     _Column("out", "out", 5, lambda r: _short(r["out"])),
     _Column("dev", "device", 3, lambda r: r["device"], is_text=True),
@@ -124,7 +124,7 @@ def top(
     dask ferro top --scheduler tcp://host:8786 --sort memory
     dask ferro top --scheduler-file scheduler.json --once
     """
-    address, choice = where(scheduler, scheduler_file), Choice(_FIELDS[sort], pattern)
+    address, choice = address_source(scheduler, scheduler_file), Choice(_FIELDS[sort], pattern)
     # The screen needs a POSIX terminal.
     if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
         asyncio.run(print_once(address, choice, as_json))
@@ -132,7 +132,7 @@ def top(
         asyncio.run(watch(address, choice, interval))
 
 
-def arranged(workers: Sequence[Row], choice: Choice) -> list[Row]:
+def sort_workers(workers: Sequence[Row], choice: Choice) -> list[Row]:
     """Return the workers that have a text in their row, sorted by a field: names in order, the largest number first."""
     pattern, texts = choice.pattern.lower(), [column.cell for column in _COLUMNS if column.is_text]
     shown = [row for row in workers if any(pattern in text(row).lower() for text in texts)]
@@ -169,14 +169,14 @@ async def watch(where: Callable[[], str], choice: Choice, interval: float) -> No
     # Ended as by an exception, so that the terminal is restored.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # Keys first: a terminal that goes as soon as there is a screen is noticed, too.
-    with top_keys.pressed(press), Live(console=out, screen=True, auto_refresh=False) as shown:
+    with top_keys.read_keys(press), Live(console=out, screen=True, auto_refresh=False) as shown:
         loop.add_signal_handler(signal.SIGTSTP, _suspend, shown)
         draw()
         while not quits.is_set():
             began = loop.time()
             try:
                 # Polled while paused too, to tell whether the scheduler still answers.
-                newest, trouble, lost = await ask(where, look), "", began
+                newest, trouble, lost = await ask(where, take_snapshot), "", began
                 seen = seen if choice.is_paused and seen else newest
             except OSError as error:
                 trouble = f"no answer from the scheduler for {began - lost:.0f} s, trying again: {error}"
@@ -209,8 +209,8 @@ def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height
     head.append(lines([("health", seen["overview"]["health"] + more), *_facts(seen)]))
     if flows := _flows(seen)[:_FLOWS]:
         head.append(grid(FLOW_COLUMNS, flows, left=2))
-    head.append(Text(_chosen(choice), style="dim"))
-    if rows := arranged(seen["workers"], choice):
+    head.append(Text(_key_line(choice), style="dim"))
+    if rows := sort_workers(seen["workers"], choice):
         choice.first = min(choice.first, len(rows) - 1)
         return Group(*head, _table(rows[choice.first : choice.first + height], columns))
     return Group(
@@ -218,7 +218,7 @@ def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height
     )
 
 
-def _chosen(choice: Choice) -> str:
+def _key_line(choice: Choice) -> str:
     """Return the line of keys, with what they have chosen."""
     title = next(column.title for column in _COLUMNS if column.field == choice.field)
     order = " reversed" if choice.is_reversed else ""
@@ -305,10 +305,10 @@ async def print_once(where: Callable[[], str], choice: Choice, as_json: bool) ->
         If the scheduler does not answer.
     """
     try:
-        seen = await ask(where, look)
+        seen = await ask(where, take_snapshot)
     except OSError as error:
         raise InputError(f"no scheduler answers: {error or 'timed out'}") from error
-    rows = arranged(seen["workers"], choice)
+    rows = sort_workers(seen["workers"], choice)
     if as_json:
         print(json.dumps({**seen, "workers": rows}))
     else:
@@ -318,7 +318,9 @@ async def print_once(where: Callable[[], str], choice: Choice, as_json: bool) ->
 def show_once(out: Console, seen: Look, rows: Sequence[Row]) -> None:
     """Print what is wrong, the cluster's figures, and a table of all workers with all columns."""
     out.print(findings(_findings(seen)))
-    facts(out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))})
+    print_facts(
+        out, {"health": seen["overview"]["health"], "scheduler": _scheduler(seen), **dict(_facts(seen))}
+    )
     if flows := _flows(seen):
         table(out, "flows", FLOW_COLUMNS, flows, left=2)
     columns = sorted(_COLUMNS, key=lambda column: not column.is_text)

@@ -99,7 +99,7 @@ class Choice:
 
 
 @contextmanager
-def pressed(press: Callable[[str], None]) -> Iterator[None]:
+def read_keys(press: Callable[[str], None]) -> Iterator[None]:
     """Call a function with each key that is pressed in the terminal within the block; without a terminal, with none."""
     if not sys.stdin.isatty():
         yield

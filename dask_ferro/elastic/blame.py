@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _MOST = 1000
 
 
-class Blame:
+class SuspicionReset:
     """The tasks of workers that died.
 
     Parameters

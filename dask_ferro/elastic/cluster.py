@@ -58,8 +58,8 @@ class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
         Raises
         ------
         InputError
-            For a value that is not a number of at least 0; if the site refuses the jobs permanently, with its
-            message; if only paused pools could provide them: then the order is filled when one is resumed.
+            If a value is not a number of at least 0.  If the site refuses the jobs permanently; the error has the
+            site's message.  If only paused pools could provide the jobs; the order is filled when one is resumed.
         """
         n, jobs, cores = _amount("n", n), _amount("jobs", jobs) or 0, _amount("cores", cores)
         wanted = _amount("memory", memory)
@@ -105,12 +105,12 @@ class ElasticCluster(JobCluster, Pools):  # type: ignore[misc]
     def adapt(self, *args: Any, **kwargs: Any) -> Any:
         """Let the number of workers follow the work, by `ff.Elastic` unless another class is given.
 
-        Parameters are those of dask-jobqueue's `adapt` and of `ff.Elastic`.
+        It takes the parameters of dask-jobqueue's `adapt` and of `ff.Elastic`.
 
         Raises
         ------
         InputError
-            If the site refuses the first jobs permanently, with its message.
+            If the site refuses the first jobs permanently; the error has the site's message.
         """
         if not args and issubclass(kwargs.setdefault("Adaptive", Elastic), Elastic):
             # Before the present controller is replaced.

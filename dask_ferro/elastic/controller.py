@@ -23,7 +23,7 @@ from distributed.metrics import time
 
 from dask_ferro import config
 from dask_ferro.elastic import scheduler_rpc
-from dask_ferro.elastic.facts import staffed, unrunnable
+from dask_ferro.elastic.facts import scaling_facts, unrunnable_tasks
 from dask_ferro.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.elastic.providers import Pools, pools_of
 from dask_ferro.elastic.report import closed_text, shortage
@@ -107,28 +107,28 @@ class Elastic(upstream_deploy.Adapting):
     cluster : distributed.SpecCluster
         A LocalCluster, an `ff.SLURMCluster`, a cluster of dask-jobqueue, ...
     interval : float or str, optional
-        Seconds between decisions.  This and all other options are those of `ferro.elastic` by default.
+        Seconds between decisions.  The default of each option is the value of `ferro.elastic` in the configuration.
     minimum, maximum : int, optional
         Workers (processes).
     strict_maximum : bool
         Whether the maximum is an order, as for ``cluster.scale(n)``: jobs beyond it end within half a minute, and
         data that they could not hand over is lost.  Otherwise a job stays while its results fit nowhere else.
     efficiency : float, optional
-        The least parallel efficiency at which another job is worth its node-seconds, in (0, 1].
+        Minimum parallel efficiency at which another job is worth its node-seconds, in (0, 1].
     max_pending : int, optional
-        The most jobs pending in the queue at a time.
+        Maximum number of jobs that are pending in the queue.
     surge : int, optional
         Extra workers beyond the maximum while successors take over from jobs that are about to end.
     idle_timeout : float or str, optional
-        The least seconds for which a job is idle before it ends; it is longer where a new job would take longer.
+        Minimum idle seconds of a job before it ends; the time is longer if a new job would take longer to start.
     fail_unrunnable : bool, optional
-        Whether tasks fail, with the reason, while no worker can run them, and every pool that could is closed and has
-        no job on its way.
+        Whether tasks fail, with the reason, while no worker can run them and every pool that could is closed and has no
+        job that is pending or starting.
 
     Raises
     ------
     InputError
-        For an unknown or invalid option, or a cluster that starts no workers by itself.
+        If an option is unknown or invalid, or the cluster cannot start workers.
 
     Examples
     --------
@@ -249,7 +249,7 @@ class Elastic(upstream_deploy.Adapting):
         self._first = self.look()
 
     def look(self) -> asyncio.Future[None]:
-        """Take a step at once; a failure is logged."""
+        """Take a step now; a failure is logged."""
         look = asyncio.ensure_future(self.adapt())
         look.add_done_callback(_log)
         return look
@@ -279,7 +279,7 @@ class Elastic(upstream_deploy.Adapting):
         kept = {job.name for job in jobs if now < ongoing.not_before.get(job.name, 0.0)}
         for name in ongoing.not_before.keys() - kept:  # also of jobs that ended otherwise
             del ongoing.not_before[name]
-        staff = staffed(now, self._pools, jobs, facts, ongoing.leaving, kept)
+        staff = scaling_facts(now, self._pools, jobs, facts, ongoing.leaving, kept)
         for one in staff.jobs:
             if one.state == RUNNING and one.ends_in < math.inf:
                 ongoing.lifetimes[one.pool] = max(ongoing.lifetimes.get(one.pool, 0.0), one.age + one.ends_in)
@@ -289,7 +289,7 @@ class Elastic(upstream_deploy.Adapting):
         ongoing.surplus = decision.surplus
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
         if self._fails:
-            for resources, why in unrunnable(staff, facts):
+            for resources, why in unrunnable_tasks(staff, facts):
                 await self.scheduler.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, kind: Pool) -> Pool:
@@ -327,7 +327,7 @@ class Elastic(upstream_deploy.Adapting):
         for name in self._overtaken & self._ongoing.leaving.keys() & jobs.keys() - self._ongoing.ordered:
             self._leave(jobs[name], workers, math.inf, ordered=True)
         self._overtaken.clear()
-        await self._report(decision, staff, _pending(jobs.values(), staff.pools))
+        await self._report(decision, staff, _pending_jobs(jobs.values(), staff.pools))
 
     def _say(self, why: str, jobs: Iterable[str] = ()) -> None:
         """Pass the reason for the next requests or releases to the pools."""
@@ -396,7 +396,7 @@ class Elastic(upstream_deploy.Adapting):
             "reasons": dict(reasons),
             "pending": pending,
             "node_seconds": self.node_seconds,
-            "closed": {pool.name: _closed(pool) for pool in staff.pools if pool.closed},
+            "closed": {pool.name: _closed_pool(pool) for pool in staff.pools if pool.closed},
             "queue_wait": {pool.name: pool.queue_wait for pool in staff.pools},
             "actions": [action_text(action) for action in decision.actions],
             "done": [action_event(action) for action in decision.actions],
@@ -434,7 +434,7 @@ def loss_text(lost: Mapping[str, int]) -> str:
     return f"{text}; Dask recomputes those that are needed"
 
 
-def _pending(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, PendingJobs]:
+def _pending_jobs(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, PendingJobs]:
     """Return the pending jobs by pool."""
     expected = {kind.name: kind.queue_wait for kind in kinds}
     rows: dict[str, PendingJobs] = {}
@@ -450,7 +450,7 @@ def _pending(jobs: Iterable[SiteJob], kinds: Iterable[Pool]) -> dict[str, Pendin
     return rows
 
 
-def _closed(pool: Pool) -> ClosedPool:
+def _closed_pool(pool: Pool) -> ClosedPool:
     return {"why": pool.closed, "until": pool.closed_until, "output": pool.output, "paused": pool.is_paused}
 
 

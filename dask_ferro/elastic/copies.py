@@ -64,7 +64,7 @@ class _CopyRequest(NamedTuple):
     at: float
 
 
-class Seat(NamedTuple):
+class WorkerPlace(NamedTuple):
     """The preemptible job of a worker (empty: the worker is safe) and its host."""
 
     job: str
@@ -136,7 +136,7 @@ class Copies(ActiveMemoryManagerPolicy):
         seats = {ws: self._seat(ws) for ws in rooms}
         for ts in sorted(worthy, key=again.rank):
             able = {ws: seats[ws] for ws, room in rooms.items() if room >= ts.get_nbytes()}
-            if candidates := receivers(able, map(self._seat, filter(_stays, ts.who_has or ()))):
+            if candidates := receivers(able, map(self._seat, filter(_is_staying, ts.who_has or ()))):
                 to = yield Suggestion("replicate", ts, candidates)
                 if to is not None:
                     self._coming[ts.key] = _CopyRequest(to, ts.get_nbytes(), now)
@@ -147,14 +147,14 @@ class Copies(ActiveMemoryManagerPolicy):
         tasks, turn = self.scheduler.tasks, self._due[:_MOST]
         del self._due[:_MOST]
         if not self._due:
-            workers = (ws for ws in self.scheduler.workers.values() if self._job_of(ws) and _stays(ws))
+            workers = (ws for ws in self.scheduler.workers.values() if self._job_of(ws) and _is_staying(ws))
             held = chain.from_iterable(ws.has_what for ws in workers)
             self._due = list(dict.fromkeys(ts.key for ts in held))
         return [tasks[key] for key in turn if key in tasks]
 
     def _is_exposed(self, ts: TaskState) -> bool:
         """Return whether only preemptible jobs hold a result, and another worker could."""
-        jobs = {self._job_of(ws) for ws in ts.who_has or () if _stays(ws)}
+        jobs = {self._job_of(ws) for ws in ts.who_has or () if _is_staying(ws)}
         # Of a result that two jobs hold, only a copy on a safe worker helps, as the two insure each other.
         is_helped = len(jobs) == 1 or any(not self._job_of(ws) for ws in self.scheduler.running)
         return is_helped and bool(jobs) and "" not in jobs and not ts.actor
@@ -182,8 +182,8 @@ class Copies(ActiveMemoryManagerPolicy):
                 continue
             del self._coming[key]
 
-    def _seat(self, ws: WorkerState) -> Seat:
-        return Seat(self._job_of(ws), ws.host)
+    def _seat(self, ws: WorkerState) -> WorkerPlace:
+        return WorkerPlace(self._job_of(ws), ws.host)
 
     def _job_of(self, ws: WorkerState) -> str:
         """Return the job with which a worker may be preempted; empty: it is safe."""
@@ -230,11 +230,11 @@ class KeepCopies(ReduceReplicas):
             if any(ws.status == Status.closing_gracefully for ws in holders):
                 continue
             jobs = {ws: self._job_of(ws) for ws in holders}
-            if able := droppable(jobs, partial(_is_worth, ts, again), lambda ws: not free_bytes(ws)):
+            if able := droppable_replicas(jobs, partial(_is_worth, ts, again), lambda ws: not free_bytes(ws)):
                 yield Suggestion("drop", ts, able)
 
 
-def receivers(able: Mapping[W, Seat], holders: Iterable[Seat]) -> set[W]:
+def receivers(able: Mapping[W, WorkerPlace], holders: Iterable[WorkerPlace]) -> set[W]:
     """Return the best receivers of a copy: safe workers, else those of other jobs, if possible on other hosts.
 
     A failure of one job often takes the other jobs of its node, too.  Two jobs insure each other already.
@@ -250,7 +250,9 @@ def receivers(able: Mapping[W, Seat], holders: Iterable[Seat]) -> set[W]:
     return {worker for worker in apart if able[worker].host not in hosts} or apart
 
 
-def droppable(jobs: Mapping[W, str], is_worth: Callable[[], bool], is_short: Callable[[W], bool]) -> set[W]:
+def droppable_replicas(
+    jobs: Mapping[W, str], is_worth: Callable[[], bool], is_short: Callable[[W], bool]
+) -> set[W]:
     """Return the workers that may drop a replica that Dask's own rule would drop.
 
     Parameters
@@ -282,6 +284,6 @@ def _is_worth(ts: TaskState, again: Recompute) -> bool:
     return again.seconds(ts) > _WORTH * (_MESSAGE + ts.get_nbytes() / _BANDWIDTH)
 
 
-def _stays(ws: WorkerState) -> bool:
+def _is_staying(ws: WorkerState) -> bool:
     """Return whether a worker is not about to close."""
     return ws.status in (Status.running, Status.paused)

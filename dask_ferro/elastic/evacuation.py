@@ -48,7 +48,7 @@ class ResultTransfer(NamedTuple):
     sent: float = 0.0
 
 
-class Moving:
+class PendingTransfers:
     """The unfinished transfers.
 
     Parameters
@@ -76,7 +76,7 @@ class Moving:
             Whether there was room for all; otherwise none is placed, unless some may be.
         """
         stay = self._receivers(left)
-        alone = {ts.key: ts for ts in unheld(left, left)}
+        alone = {ts.key: ts for ts in sole_results(left, left)}
         self.moves = {key: move for key, move in self.moves.items() if key in alone and move.receiver in stay}
         rest = [ts for key, ts in alone.items() if key not in self.moves]
         rest.sort(key=lambda ts: (-ts.get_nbytes(), repr(ts.key)))  # the largest first, so that all may fit
@@ -145,23 +145,25 @@ class Moving:
             upstream.copy_to(self.scheduler, address, keys, stimulus_id)
 
 
-def unheld(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:
+def sole_results(workers: Iterable[WorkerState], left: set[WorkerState]) -> Iterator[TaskState]:
     """Yield the results on some retiring workers that no staying worker holds."""
     for ws in workers:
         for ts in ws.has_what:
             holders = ts.who_has or ()
             # Other workers hold only a name of an actor, and an actor cannot move.
-            if not ts.actor and (len(holders) == 1 or not any(_stays(holder, left) for holder in holders)):
+            if not ts.actor and (
+                len(holders) == 1 or not any(_is_staying(holder, left) for holder in holders)
+            ):
                 yield ts
 
 
-def _stays(ws: WorkerState, left: set[WorkerState]) -> bool:
+def _is_staying(ws: WorkerState, left: set[WorkerState]) -> bool:
     return ws not in left and ws.status in (Status.running, Status.paused)
 
 
 def is_clear(worker: WorkerState, left: set[WorkerState]) -> bool:
     """Return whether a retiring worker has no tasks and no unique data."""
-    return not worker.processing and not worker.actors and next(unheld([worker], left), None) is None
+    return not worker.processing and not worker.actors and next(sole_results([worker], left), None) is None
 
 
 def free_bytes(worker: WorkerState) -> int:

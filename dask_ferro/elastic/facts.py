@@ -28,7 +28,7 @@ _Offer = tuple[dict[str, float], str | None]
 _offers: WeakKeyDictionary[Pools, dict[str, _Offer]] = WeakKeyDictionary()
 
 
-def staffed(
+def scaling_facts(
     now: float,
     pools: Pools,
     jobs: Iterable[SiteJob],
@@ -118,7 +118,9 @@ def _demand(
     return Demand(profile, None if everyone else frozenset(admitted), speeds, float(row["longest"]))
 
 
-def unrunnable(staff: ScalingFacts, facts: RosterAnswer) -> list[tuple[Mapping[str, float] | None, str]]:
+def unrunnable_tasks(
+    staff: ScalingFacts, facts: RosterAnswer
+) -> list[tuple[Mapping[str, float] | None, str]]:
     """Return the tasks that cannot run for now, given by their resources (None: all tasks), and the reason.
 
     These are tasks for which every suitable pool is closed and has no job running or on its way.

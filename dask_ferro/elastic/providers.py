@@ -79,7 +79,7 @@ def pools_of(cluster: Any) -> Pools:
     Raises
     ------
     InputError
-        For a cluster without a worker specification.
+        If the cluster has no worker specification.
     """
     if all(hasattr(cluster, name) for name in vars(Pools) if not name.startswith("_")):
         return cluster  # type: ignore[no-any-return]
@@ -87,7 +87,7 @@ def pools_of(cluster: Any) -> Pools:
     if getattr(cluster, "new_spec", None) and hasattr(cluster, "worker_spec"):
         return SpecPools(cluster)
     raise InputError(
-        f"ff.Elastic: got {type(cluster).__name__}, which cannot start workers by itself; wanted a LocalCluster, "
+        f"ff.Elastic: got {type(cluster).__name__}, which cannot start workers; wanted a LocalCluster, "
         "a dask-jobqueue cluster, or another SpecCluster with a worker specification"
     )
 
@@ -174,7 +174,7 @@ class SpecPools:
         jobs = self._jobs()
         ended = [name for name, job in jobs.items() if self._is_over(name, job, time())]
         for name in ended:
-            logger.warning("dask_ferro: job %s ended by itself", name)
+            logger.warning("dask_ferro: job %s ended without a request", name)
             self._drop(name)
         if ended:
             await self._correct()

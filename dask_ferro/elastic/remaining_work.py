@@ -27,7 +27,7 @@ READY: tuple[Literal["processing", "queued", "no-worker"], ...] = ("processing",
 EXACT = 20_000
 
 
-class Needs(NamedTuple):
+class Requirements(NamedTuple):
     """The requirements of a task: resources, one of certain workers, or a device class."""
 
     resources: tuple[tuple[str, float], ...] = ()
@@ -64,12 +64,14 @@ class Demands:
         spans = self._exact(seconds) if count <= self.exact else self._sampled(seconds, count, away)
         if away:
             spans = ((ts, span) for ts, span in spans if ts not in away)
-        kinds: dict[Needs, list[tuple[TaskState, ProjectedSpan]]] = {}
+        kinds: dict[Requirements, list[tuple[TaskState, ProjectedSpan]]] = {}
         for ts, span in spans:
             kinds.setdefault(needs_of(ts, seconds.is_placed), []).append((ts, span))
         return [self._row(needs, own, seconds) for needs, own in kinds.items()]
 
-    def _row(self, needs: Needs, own: list[tuple[TaskState, ProjectedSpan]], seconds: Seconds) -> DemandRow:
+    def _row(
+        self, needs: Requirements, own: list[tuple[TaskState, ProjectedSpan]], seconds: Seconds
+    ) -> DemandRow:
         # Whole tasks: one that moves to a fresh job starts over, whatever part of it has run.
         ready = (seconds.from_start(ts) for ts, _ in own if ts.state in READY)
         resources = dict(needs.resources)
@@ -130,7 +132,7 @@ class Demands:
         yield from ((ts, ProjectedSpan(0.0, seconds.left(ts))) for ts in islice(rare, self.exact))
 
 
-def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
+def needs_of(ts: TaskState, is_placed: bool = True) -> Requirements:
     """Return the requirements of a task.
 
     Parameters
@@ -140,12 +142,12 @@ def needs_of(ts: TaskState, is_placed: bool = True) -> Needs:
     """
     device = wish_of(ts.annotations).must if ts.annotations and is_placed else ""
     if ts.loose_restrictions or not upstream.is_restricted(ts) or upstream.is_held(ts):
-        return Needs(device=device) if device else _NOTHING
+        return Requirements(device=device) if device else _NOTHING
     resources = tuple(sorted((ts.resource_restrictions or {}).items()))
-    return Needs(resources, bool(ts.worker_restrictions or ts.host_restrictions), device)
+    return Requirements(resources, bool(ts.worker_restrictions or ts.host_restrictions), device)
 
 
-_NOTHING = Needs()
+_NOTHING = Requirements()
 
 
 def names_a_gpu(resources: Iterable[str]) -> bool:

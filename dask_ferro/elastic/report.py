@@ -30,7 +30,7 @@ def closed_text(kinds: Iterable[Pool]) -> str:
     'cpu is closed: no more'
     """
     return "\n".join(
-        f"{kind.name} is {_closed(kind)}: {kind.closed}" + (f"\n{kind.output}" if kind.output else "")
+        f"{kind.name} is {_closed_state(kind)}: {kind.closed}" + (f"\n{kind.output}" if kind.output else "")
         for kind in kinds
         if kind.closed
     )
@@ -72,7 +72,7 @@ def in_rows(
         limits = f" {_bounds(kind.minimum, kind.maximum)}" if kind.minimum or kind.maximum < inf else ""
         text = _states(job for job in jobs if job.pool == kind.name)
         if kind.closed:
-            text += f"; {_closed(kind)}: {_cut(kind.closed)}"
+            text += f"; {_closed_state(kind)}: {_cut(kind.closed)}"
         rows.append((f"pool {kind.name}{limits}", text))
     return rows
 
@@ -89,7 +89,7 @@ def _states(jobs: Iterable[SiteJob]) -> str:
     return ", ".join(parts) or "no jobs"
 
 
-def _closed(kind: Pool) -> str:
+def _closed_state(kind: Pool) -> str:
     at = strftime(" until %H:%M:%S", localtime(kind.closed_until)) if kind.closed_until else ""
     return ("paused" if kind.is_paused else "closed") + at
 

@@ -31,7 +31,7 @@ from distributed import Scheduler, Status
 from distributed.metrics import monotonic
 from distributed.scheduler import WorkerState
 
-from dask_ferro.elastic.evacuation import Moving, free_bytes, is_clear, unheld
+from dask_ferro.elastic.evacuation import PendingTransfers, free_bytes, is_clear, sole_results
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.events import TOPIC
 from dask_ferro.scheduler.scheduler_calls import NOTHING
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 # For workers that must leave, as long as they have time.
-_NOBODY = "nobody would stay to take what they hold"
+_NO_RECEIVER = "no worker would remain to take over their results"
 
 # Requests within this time are planned together.
 _MOMENT = 0.02
@@ -56,7 +56,7 @@ _STAY = (Status.init, Status.running, Status.paused)
 
 
 @dataclass(eq=False)
-class Departure:
+class RetirementRequest:
     """A request to retire some workers."""
 
     workers: dict[str, WorkerState]
@@ -76,7 +76,7 @@ class Departure:
         return self.must or self.ordered
 
 
-class Leaving:
+class Retirements:
     """The retirements of a scheduler's workers.
 
     Parameters
@@ -86,8 +86,8 @@ class Leaving:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._departures: list[Departure] = []
-        self.moving = Moving(scheduler)
+        self._departures: list[RetirementRequest] = []
+        self.moving = PendingTransfers(scheduler)
         # Unanswered requests, by stimulus and key: the worker and the task's run id.
         self._asked: dict[tuple[str, Key], tuple[str, int | None]] = {}
         self._stimulus = f"ferro-leave-{uuid4().hex[:8]}"
@@ -111,7 +111,7 @@ class Leaving:
     ) -> tuple[dict[str, str], Counter[str]]:
         """Retire workers; return those that stay with the reason, and the loss, once the others are gone.
 
-        Parameters are those of `Roster.leave`.
+        Parameters are those of `ScalingRPC.leave`.
         """
         until = inf if seconds is None else monotonic() + max(seconds, 0.0)
         found = {a: ws for a in addresses if (ws := self.scheduler.workers.get(a)) is not None}
@@ -122,7 +122,9 @@ class Leaving:
         known = frozenset(chain.from_iterable(d.workers for d in joined))
         new = {a: ws for a, ws in found.items() if a not in known}
         if new:
-            departure = Departure(new, until, asyncio.get_running_loop().create_future(), must, ordered)
+            departure = RetirementRequest(
+                new, until, asyncio.get_running_loop().create_future(), must, ordered
+            )
             joined.append(departure)
             self._departures.append(departure)
         lost = Counter(NOTHING)
@@ -225,7 +227,7 @@ class Leaving:
             elif departure.must and (why := self._rest_of(departure)):
                 self._stay(departure, why)
 
-    def _drop_gone(self, departure: Departure) -> None:
+    def _drop_gone(self, departure: RetirementRequest) -> None:
         """Forget workers that have gone by themselves."""
         for address, ws in list(departure.workers.items()):
             if self.scheduler.workers.get(address) is not ws:
@@ -236,14 +238,14 @@ class Leaving:
 
     # -- may they? -----------------------------------------------------------------------------------------
 
-    def _new(self) -> list[Departure]:
+    def _new(self) -> list[RetirementRequest]:
         """Return the requests that are not admitted yet."""
         return [d for d in self._departures if not d.before]
 
     def _refuse(self) -> None:
         """Refuse new requests that are not allowed whatever data the workers hold."""
         if last := self._last_of(self._new()):
-            self._stay(last, _NOBODY)
+            self._stay(last, _NO_RECEIVER)
         for departure in self._new():
             if not departure.is_forced and (why := self._obstacle(departure)):
                 self._stay(departure, why)
@@ -257,7 +259,7 @@ class Leaving:
             left = self._leavers()
             heaviest = max(
                 [d for d in free if not d.before] or free,
-                key=lambda d: sum(ts.get_nbytes() for ts in unheld(d.workers.values(), left)),
+                key=lambda d: sum(ts.get_nbytes() for ts in sole_results(d.workers.values(), left)),
             )
             self._stay(heaviest, self._no_room())
 
@@ -268,20 +270,22 @@ class Leaving:
                 left = ws.status == Status.closing_gracefully  # begun by another party
                 departure.before[address] = Status.running if left else ws.status
                 upstream.set_status(self.scheduler, ws, Status.closing_gracefully, self._next())
-            moves = {ts.key: ts.get_nbytes() for ts in unheld(departure.workers.values(), self._leavers())}
-            self._tell("leave", departure, keys=len(moves), nbytes=sum(moves.values()))
+            moves = {
+                ts.key: ts.get_nbytes() for ts in sole_results(departure.workers.values(), self._leavers())
+            }
+            self._tell("retiring", departure, keys=len(moves), nbytes=sum(moves.values()))
 
-    def _last_of(self, new: list[Departure]) -> Departure | None:
+    def _last_of(self, new: list[RetirementRequest]) -> RetirementRequest | None:
         """Return a request that must wait, since no worker would be left for data and tasks."""
         able = [d for d in new if d.must and not d.ordered and d.until - monotonic() > _LAST]
         if not able or self.scheduler.running - self._leavers():
             return None
         left = self._leavers()
-        if not any(ws.processing for ws in left) and not any(True for _ in unheld(left, left)):
+        if not any(ws.processing for ws in left) and not any(True for _ in sole_results(left, left)):
             return None
         return max(able, key=lambda departure: departure.until)
 
-    def _obstacle(self, departure: Departure) -> str:
+    def _obstacle(self, departure: RetirementRequest) -> str:
         """Return the reason why workers may not leave whatever data they hold; empty: they may."""
         workers = departure.workers.values()
         tasks = list(chain.from_iterable(ws.processing for ws in workers))
@@ -294,15 +298,15 @@ class Leaving:
             return f"a scheduler plugin needs {few(sorted(map(str, refused)))}"
         stay = self.scheduler.running - self._leavers()
         if tasks and not stay:
-            return "nobody would stay to run their tasks"
+            return "no worker would remain to run their tasks"
         restricted = (ts for ts in tasks if upstream.is_restricted(ts) and not ts.loose_restrictions)
         bound = [ts.key for ts in restricted if stay.isdisjoint(self.scheduler.valid_workers(ts) or ())]
         return f"tasks may run nowhere else: {few(sorted(map(str, bound)))}" if bound else ""
 
-    def _rest_of(self, departure: Departure) -> str:
+    def _rest_of(self, departure: RetirementRequest) -> str:
         """Return why workers that must leave are not removed, once nothing more can be done; else empty."""
         workers = departure.workers.values()
-        alone = list(unheld(workers, self._leavers()))
+        alone = list(sole_results(workers, self._leavers()))
         if any(ws.processing for ws in workers) or any(ts.key in self.moving.moves for ts in alone):
             return ""
         if actors := _actors_of(workers):
@@ -313,13 +317,13 @@ class Leaving:
         stay = self.scheduler.running - self._leavers()
         free = sum(free_bytes(ws) for ws in stay)
         if not stay:
-            return _NOBODY
+            return _NO_RECEIVER
         others = f"{len(stay)} other workers"
         return f"what only they hold does not fit in the {free} bytes that are free on {others}"
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
-    def _hand_back(self, departure: Departure) -> None:
+    def _hand_back(self, departure: RetirementRequest) -> None:
         """Request the queued tasks back; take all tasks when the time is over."""
         if departure.ordered and not self._somebody_stays():
             departure.until = -inf  # results still computed would be lost with them
@@ -355,7 +359,7 @@ class Leaving:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def _give_up(self, departure: Departure) -> None:
+    def _give_up(self, departure: RetirementRequest) -> None:
         """Record that workers ordered to leave go in this round, with all data that only they hold."""
         before = _workers_of(d for d in self._departures if d.lost)
         going = before.union(departure.workers.values())
@@ -366,7 +370,7 @@ class Leaving:
             results=len(alone), nbytes=sum(ts.get_nbytes() for ts in alone), for_good=for_good
         )
 
-    async def _see_off(self, departure: Departure) -> None:
+    async def _see_off(self, departure: RetirementRequest) -> None:
         """Remove the workers of a request, if none has tasks or unique data, or if the request is given up."""
         left = self._leavers()
         workers = departure.workers
@@ -379,9 +383,9 @@ class Leaving:
         # A worker that is not clear any more stays on the list until it is.
         self._drop_gone(departure)
 
-    def _stay(self, departure: Departure, why: str) -> None:
+    def _stay(self, departure: RetirementRequest, why: str) -> None:
         # The workers ask again in a moment.
-        goes_on = why == _NOBODY and departure.until - monotonic() > _LAST
+        goes_on = why == _NO_RECEIVER and departure.until - monotonic() > _LAST
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
@@ -394,13 +398,15 @@ class Leaving:
         logger.log(level, "dask_ferro: %s cannot leave: %s", few(sorted(departure.workers)), why)
         self._conclude(departure, why)
 
-    def _conclude(self, departure: Departure, why: str) -> None:
+    def _conclude(self, departure: RetirementRequest, why: str) -> None:
         self._departures.remove(departure)
         departure.outcome.set_result(why)
         seconds = monotonic() - departure.began
-        self._tell("stayed" if why else "left", departure, seconds=seconds, why=why, **departure.lost)
+        self._tell(
+            "retire_failed" if why else "retired", departure, seconds=seconds, why=why, **departure.lost
+        )
 
-    def _tell(self, action: str, departure: Departure, **more: object) -> None:
+    def _tell(self, action: str, departure: RetirementRequest, **more: object) -> None:
         workers = sorted(departure.before or departure.workers)
         self.scheduler.log_event(TOPIC, {"action": action, "workers": workers, **more})
 
@@ -414,5 +420,5 @@ def _actors_of(workers: Iterable[WorkerState]) -> list[object]:
     return [ts.key for ts in actors]
 
 
-def _workers_of(departures: Iterable[Departure]) -> set[WorkerState]:
+def _workers_of(departures: Iterable[RetirementRequest]) -> set[WorkerState]:
     return set(chain.from_iterable(departure.workers.values() for departure in departures))

@@ -1,4 +1,4 @@
-"""The part `Roster` of the scheduler plugin: the remote calls of scaling.
+"""The part `ScalingRPC` of the scheduler plugin: the remote calls of scaling.
 
     ferro_roster(ends, ...)        take the site's facts; return the workers with their data, and the remaining work
     ferro_leave(addresses, ...)    retire workers without losing data (`retirement`)
@@ -26,11 +26,11 @@ from distributed.metrics import monotonic, time
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.elastic.blame import Blame
+from dask_ferro.elastic.blame import SuspicionReset
 from dask_ferro.elastic.copies import Copies
 from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.remaining_work import Demands, names_a_gpu
-from dask_ferro.elastic.retirement import Leaving
+from dask_ferro.elastic.retirement import Retirements
 from dask_ferro.errors import InputError
 from dask_ferro.policy.events import EndTold
 from dask_ferro.scheduler import upstream
@@ -71,14 +71,14 @@ class _WorkerActivity:
     paused: float | None = None
 
 
-class Roster(Part):
+class ScalingRPC(Part):
     """A part of the scheduler plugin that answers the calls listed above."""
 
     name = "elastic"
 
     # Set by `start`, before any of the hooks below is called.
-    leaving: Leaving
-    blame: Blame
+    leaving: Retirements
+    blame: SuspicionReset
     copies: Copies
     _demands: Demands
 
@@ -100,8 +100,8 @@ class Roster(Part):
     def start(self, scheduler: Scheduler) -> None:
         """Read the workers that are there."""
         self._scheduler = scheduler
-        self.leaving = Leaving(scheduler)
-        self.blame = Blame(scheduler)
+        self.leaving = Retirements(scheduler)
+        self.blame = SuspicionReset(scheduler)
         self.copies = Copies(scheduler)
         self._demands = Demands(scheduler)
         self._workers = {a: _WorkerActivity(str(ws.name), monotonic()) for a, ws in scheduler.workers.items()}
@@ -351,7 +351,7 @@ def reserve(seconds: float) -> float:
 
 async def register(calls: Any) -> None:
     """Put the roster on the scheduler of a connection, if it has none."""
-    answer = await calls.run_function(function=dumps(put_on), kwargs=dumps({"part": Roster()}))
+    answer = await calls.run_function(function=dumps(put_on), kwargs=dumps({"part": ScalingRPC()}))
     if answer["status"] != "OK":
         _, error, _ = clean_exception(**answer)
         assert error is not None

@@ -37,14 +37,14 @@ def check_writable(path: Path) -> None:
         part.touch()
         part.unlink()
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _write_error(path, error) from error
 
 
 def _part(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
+def _write_error(path: Path, error: OSError) -> InputError:
     return InputError(f"output {str(path)!r} cannot be written: {error.strerror or error}")
 
 
@@ -66,7 +66,7 @@ def save(path: Path, results: Mapping[str, object]) -> None:
         # Concurrent readers see either the previous file or the complete new one.
         os.replace(part, path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _write_error(path, error) from error
     finally:
         part.unlink(missing_ok=True)
 

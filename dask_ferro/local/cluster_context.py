@@ -13,8 +13,8 @@ from distributed import Client
 from dask_ferro.elastic.report import closed_text
 from dask_ferro.errors import InputError
 from dask_ferro.local.local_cluster import LocalCluster
-from dask_ferro.local.sigint import deferred_sigint
-from dask_ferro.observe.top import where
+from dask_ferro.local.sigint import defer_sigint
+from dask_ferro.observe.top import address_source
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler.events import TOPIC
 
@@ -24,7 +24,7 @@ _WORKERS_S = 30
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Client]:
+def connect(address: str) -> Iterator[Client]:
     """Connect to a cluster that has a worker, or gets one soon; leave it running.
 
     Raises
@@ -33,7 +33,7 @@ def connected(address: str) -> Iterator[Client]:
         If no scheduler answers at the address, or it has no workers.
     """
     # An invalid address is reported at once: Dask's client would wait when it is closed.
-    where(address)
+    address_source(address)
     # Not the default: a client that fails to connect would remain the process's default client.
     try:
         client = Client(address, timeout=f"{_CONNECT_S}s", set_as_default=False)
@@ -59,7 +59,7 @@ def closed_pools(events: Iterable[tuple[float, object]]) -> str:
 
 
 @contextmanager
-def started(
+def start_cluster(
     workers: int | None = None, threads: int | None = None, *, dashboard: bool = False, quiet: bool = True
 ) -> Iterator[Client]:
     """Start worker processes on this machine, and stop them at the end.
@@ -85,7 +85,7 @@ def started(
             "the dashboard needs bokeh, which is not installed: pip install 'dask_ferro[dashboard]'"
         )
     with ExitStack() as stack:
-        with deferred_sigint():
+        with defer_sigint():
             cluster = stack.enter_context(
                 LocalCluster(
                     n_workers=workers or max(1, CPU_COUNT // (threads or 1)),

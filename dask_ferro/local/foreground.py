@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, 
 _STATES = ("pending", "booting", "running", "leaving")
 
 
-def stand(
+def run_foreground(
     bounds: Mapping[str, Any],
     started: Callable[[Any], None],
     tell: Callable[[str], None],
@@ -66,7 +66,7 @@ def stand(
         configured = dask.config.get(f"jobqueue.{keywords['config_name']}.scheduler-options", None) or {}
         keywords["scheduler_options"] = configured | {"scheduler_file": str(scheduler_file)}
     with SignalRecorder(_SIGNALS) as stop:
-        with _blamed("the cluster did not start"):
+        with _explain_errors("the cluster did not start"):
             cluster: Any = SLURMCluster(**keywords)
         try:
             started(cluster)
@@ -106,12 +106,12 @@ def scripts(**keywords: Any) -> dict[str, str]:
         finally:
             await cluster.close()
 
-    with _blamed("no job can be described so"):
+    with _explain_errors("no job can be described so"):
         return asyncio.run(rendered())
 
 
 @contextmanager
-def _blamed(what: str) -> Iterator[None]:
+def _explain_errors(what: str) -> Iterator[None]:
     try:
         yield
     except InputError:

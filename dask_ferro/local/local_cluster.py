@@ -56,13 +56,13 @@ class Nanny(distributed.Nanny):
 class LocalCluster(KeepsRestartedWorkers, distributed.LocalCluster):
     """A `distributed.LocalCluster` with dask_ferro's scheduler plugin, set up for tensor work.
 
-    Parameters are those of `distributed.LocalCluster`; ``scheduler_kwargs={"preload": []}`` omits the plugin, and
+    It takes the parameters of `distributed.LocalCluster`; ``scheduler_kwargs={"preload": []}`` omits the plugin, and
     `ff.uninstall` removes it.
 
     Raises
     ------
     InputError
-        For an invalid setting of the plugin, before anything is started.
+        If a setting of the plugin is invalid; nothing is started then.
 
     Examples
     --------

@@ -25,12 +25,12 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Granularity, dag
 from dask_ferro.graph.bundling.summary import OpRow, bound, over_chunks, per_op
 from dask_ferro.local.array_files import read, save
-from dask_ferro.local.cluster_context import connected, started
-from dask_ferro.local.progress import Progress, followed
+from dask_ferro.local.cluster_context import connect, start_cluster
+from dask_ferro.local.progress import Progress, follow
 from dask_ferro.lower.model.collection import Model, from_onnx, opened_of
 from dask_ferro.lower.model.inventory import spec_as_dict
 from dask_ferro.lower.signature import Signature, ValueSpec, by_name, synthetic
-from dask_ferro.observe.tracing import checked, profile
+from dask_ferro.observe.tracing import profile, trace_suffix
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def trial(
     arrays, origin = _inputs(request, model)
     _check_sink(request.sink, model)
     if request.trace:
-        checked(request.trace)
+        trace_suffix(request.trace)
     # Unsuitable inputs are reported before a cluster is started.
     model(arrays)
     with _client(request) as client:
@@ -250,8 +250,8 @@ def trial(
 
 def _client(request: RunRequest) -> AbstractContextManager[Client]:
     if request.scheduler:
-        return connected(request.scheduler)
-    return started(request.workers, request.threads, dashboard=request.dashboard, quiet=request.quiet)
+        return connect(request.scheduler)
+    return start_cluster(request.workers, request.threads, dashboard=request.dashboard, quiet=request.quiet)
 
 
 def _place(request: RunRequest, client: Client) -> RunningCluster:
@@ -296,7 +296,7 @@ def execute(client: Client, collection: object, *, watch: Watch | None = None) -
 
 async def _watch(client: Client, future: Any, watch: Watch | None) -> None:
     if watch is not None:
-        async for seen in followed(client, [future]):
+        async for seen in follow(client, [future]):
             watch(seen)
 
 

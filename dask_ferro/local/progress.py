@@ -59,7 +59,7 @@ class Progress(NamedTuple):
     remaining: float | None = None
 
 
-async def followed(
+async def follow(
     client: Client, futures: Iterable[Future], interval: float = INTERVAL
 ) -> AsyncIterator[Progress]:
     """Yield the progress of futures at intervals until all have ended, or their scheduler is gone.
@@ -120,7 +120,8 @@ class _Tasks:
             tasks._look(tasks._left, tasks._ended)
         elif all(key in scheduler.tasks for key in tasks._keys):
             needed = [
-                (ts, ops_of(ts.run_spec)) for ts in _needed(scheduler.tasks[key] for key in tasks._keys)
+                (ts, ops_of(ts.run_spec))
+                for ts in _collect_dependencies(scheduler.tasks[key] for key in tasks._keys)
             ]
             for _, ops in needed:
                 _count(tasks._all, ops)
@@ -166,7 +167,7 @@ def _seconds(tasks: Counter[TaskPrefix]) -> float | None:
     return float(sum(n * (seconds if seconds >= 0 else mean) for n, seconds in averages))
 
 
-def _needed(targets: Iterable[TaskState]) -> set[TaskState]:
+def _collect_dependencies(targets: Iterable[TaskState]) -> set[TaskState]:
     """Return tasks and all that they depend on."""
     seen = set(targets)
     stack = list(seen)

@@ -47,7 +47,7 @@ class SignalRecorder:
 
 
 @contextmanager
-def deferred_sigint() -> Iterator[None]:
+def defer_sigint() -> Iterator[None]:
     """Delay SIGINT during the block and raise it at the end; a second one is raised at once.
 
     Outside the main thread, where Python handles no signals, this does nothing.
@@ -74,7 +74,7 @@ _AGAIN_S = 0.05
 
 
 @contextmanager
-def repeated_sigint() -> Iterator[None]:
+def repeat_sigint() -> Iterator[None]:
     """Send SIGINT again during the block whenever Python has dropped a KeyboardInterrupt."""
     before = sys.unraisablehook
 

@@ -20,7 +20,7 @@ from dask_ferro.observe.processes import (
     answer,
     ask_scheduler,
     ask_workers,
-    checked_client,
+    resolve_client,
 )
 from dask_ferro.observe.rules import findings
 from dask_ferro.observe.snapshot import snapshot
@@ -51,16 +51,16 @@ class ClusterCheck:
         }
 
     def __repr__(self) -> str:
-        from dask_ferro.views.check import drawn
+        from dask_ferro.views.check import draw_check
 
-        return drawn(self.facts, self.findings)
+        return draw_check(self.facts, self.findings)
 
 
 def check_cluster(client: Client | None = None, *, timeout: float | None = None) -> Any:
     """Compare the client, the scheduler and the workers of a cluster, and say what is wrong and what to do.
 
-    It compares versions and GPUs, tells whether the plugin is on, and has the findings of the overview: what is stuck
-    and why.  It works where dask_ferro is not installed, and changes nothing.
+    It compares versions and GPUs, states whether the plugin is installed, and has the findings of the overview: what is
+    stuck and why.  It also works if dask_ferro is not installed on the cluster, and changes nothing.
 
     Parameters
     ----------
@@ -77,14 +77,14 @@ def check_cluster(client: Client | None = None, *, timeout: float | None = None)
     Raises
     ------
     InputError
-        If there is no client, or `answer` is not positive.
+        If there is no client, or `timeout` is not positive.
 
     Examples
     --------
     >>> ff.check_cluster(client)                # doctest: +SKIP
     >>> assert ff.check_cluster(client).ok      # doctest: +SKIP
     """
-    client = checked_client(client, "ff.check_cluster")
+    client = resolve_client(client, "ff.check_cluster")
     seconds = config.value("scheduler.timeout") if timeout is None else timeout
     if not isinstance(seconds, int | float) or not seconds > 0:
         raise InputError(f"ff.check_cluster: timeout={timeout!r}, wanted seconds above 0")

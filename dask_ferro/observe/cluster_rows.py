@@ -17,7 +17,7 @@ from dask_ferro.observe.top import ask
 JOBS, POOLS = "ferro_jobs", "ferro_pools"
 
 
-async def _asked(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]) -> dict[str, object]:
+async def _call_handler(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]) -> dict[str, object]:
     """Call the cluster's handler; runs on the scheduler."""
     if (handler := dask_scheduler.handlers.get(table)) is None:
         return {"error": f"scheduler {dask_scheduler.address}: no cluster answers for its jobs and pools; wanted one "
@@ -28,7 +28,7 @@ async def _asked(dask_scheduler: Scheduler, table: str, words: Mapping[str, str]
         return {"error": str(error)}
 
 
-async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
+async def fetch_table(where: Callable[[], str], table: str, **words: str) -> list[Any]:
     """Return the rows of a running cluster's table.
 
     Parameters
@@ -46,7 +46,7 @@ async def call(where: Callable[[], str], table: str, **words: str) -> list[Any]:
         For a scheduler that does not answer or has no such cluster, and for operations that the cluster refuses.
     """
     try:
-        answer = await ask(where, _asked, table=table, words=words)
+        answer = await ask(where, _call_handler, table=table, words=words)
     except OSError as error:
         raise InputError(f"no scheduler answers: {error or type(error).__name__}") from error
     if "error" in answer:

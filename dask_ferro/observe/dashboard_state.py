@@ -28,7 +28,7 @@ PAIRED = 32
 SECONDS = 60
 
 
-class Second(NamedTuple):
+class MovesPerSecond(NamedTuple):
     """The outcomes of requests in one second of the clock."""
 
     second: int
@@ -77,7 +77,7 @@ class StealingPicture(NamedTuple):
     policy: str
     totals: Mapping[str, float]
     flows: tuple[MoveFlow, ...]
-    seconds: tuple[Second, ...]
+    seconds: tuple[MovesPerSecond, ...]
     backlogs: tuple[Backlog, ...]
     unseen: int
 
@@ -118,13 +118,13 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     )
 
 
-def _seconds(moves: Sequence[Settled]) -> tuple[Second, ...]:
+def _seconds(moves: Sequence[Settled]) -> tuple[MovesPerSecond, ...]:
     if not moves:
         return ()
     counts = Counter((int(move.at), move.outcome) for move in moves)
     newest = int(moves[-1].at)
     return tuple(
-        Second(second, *(counts[second, outcome] for outcome in ("confirmed", "refused", "stale")))
+        MovesPerSecond(second, *(counts[second, outcome] for outcome in ("confirmed", "refused", "stale")))
         for second in range(newest - SECONDS + 1, newest + 1)
     )
 

@@ -26,7 +26,7 @@ class RunningTask(NamedTuple):
     seconds: float
 
 
-class WorkerSight(NamedTuple):
+class WorkerView(NamedTuple):
     """A worker as the scheduler sees it.
 
     Attributes
@@ -73,7 +73,7 @@ class Unplaced(NamedTuple):
 
     key: str
     seconds: float
-    reason: str = "nobody"
+    reason: str = "no_eligible_worker"
     workers: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     resources: Mapping[str, float] = {}
@@ -166,7 +166,7 @@ class ClusterFacts:
 
     now: float = 0.0
     stealing: str = ""
-    workers: tuple[WorkerSight, ...] = ()
+    workers: tuple[WorkerView, ...] = ()
     threads: int = 0
     tasks: Mapping[str, int] = field(default_factory=dict)
     running: int = 0

@@ -56,7 +56,7 @@ def fault(
         yield ClusterFinding(severity, tuple(got), what, sentence, remedy, page)
 
 
-def ordered(findings: Iterable[ClusterFinding]) -> tuple[ClusterFinding, ...]:
+def sort_findings(findings: Iterable[ClusterFinding]) -> tuple[ClusterFinding, ...]:
     """Return findings, the most severe first, and otherwise in their order."""
     return tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity)))
 

@@ -202,7 +202,7 @@ class TapePlugin(WorkerPlugin):
         _tape.let_go((self.name, str(address_of(worker))))
 
 
-async def taped(recording: str, most: int, *, dask_worker: Worker) -> bytes:
+async def collect_ops(recording: str, most: int, *, dask_worker: Worker) -> bytes:
     """Return a worker's newest `most` ops on the scheduler's clock, and the number of the others, pickled."""
     who, ahead = (recording, str(address_of(dask_worker))), dask_worker.scheduler_delay
     return await asyncio.to_thread(lambda: pickle.dumps(_tape.spans(who, most, ahead)))

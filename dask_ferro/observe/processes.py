@@ -34,7 +34,7 @@ _AT_A_TIME = 200
 Releases = Mapping[str, str | None]
 
 
-class Shipped:
+class SourceFunction:
     """A function of `shipped` that pickles as the module's source, and unpickles compiled.
 
     Parameters
@@ -58,7 +58,7 @@ def _source() -> str:
     return getsource(shipped)
 
 
-def checked_client(client: object, call: str = "ff.install") -> Client:
+def resolve_client(client: object, call: str = "ff.install") -> Client:
     """Return a client: the given one or, for None, the current one.
 
     Raises
@@ -79,7 +79,7 @@ def checked_client(client: object, call: str = "ff.install") -> Client:
 
 async def ask_scheduler(client: Client, seconds: float) -> tuple[ProcessFacts, list[str]]:
     """Return the facts of the scheduler, and the addresses of its workers."""
-    answers = await answer(client.run_on_scheduler(Shipped("scheduler_facts"), ASKED), seconds)
+    answers = await answer(client.run_on_scheduler(SourceFunction("scheduler_facts"), ASKED), seconds)
     workers = answers.pop("workers", [])
     return ProcessFacts(**answers), workers
 
@@ -89,7 +89,7 @@ async def ask_workers(client: Client, addresses: Iterable[str], seconds: float) 
     turns = asyncio.Semaphore(_AT_A_TIME)
 
     async def question(address: str) -> shipped.Plain:
-        answers = await client.run(Shipped("worker_facts"), ASKED, workers=[address])
+        answers = await client.run(SourceFunction("worker_facts"), ASKED, workers=[address])
         if address not in answers:
             raise OSError("it has left the cluster")
         return dict(answers[address])

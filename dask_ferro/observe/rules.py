@@ -18,9 +18,9 @@ from dask_ferro.observe.facts import (
     ClusterFacts,
     ProcessFacts,
     Unplaced,
-    WorkerSight,
+    WorkerView,
 )
-from dask_ferro.observe.findings import ClusterFinding, fault, ordered
+from dask_ferro.observe.findings import ClusterFinding, fault, sort_findings
 from dask_ferro.policy.waits import REASONS, WaitingTask
 from dask_ferro.words import duration, few, many, size
 
@@ -30,9 +30,10 @@ _SILENT, _BEATS = 3.0, 2.5
 # Seconds of silence after which it is taken to be gone: few calls hold the interpreter's lock for as long.
 _GONE = 30.0
 # Waits shorter than these seconds are no news: a restriction may be on purpose.  Steps of stealing are under way
-# within less, so that "asked" and "soon" have their own; a worker has been silent for long when it is told of.
+# within less, so that "steal_pending" and "about_to_move" have their own; a worker has been silent for long when it is
+# reported.
 _PATIENCE = 3.0
-_PATIENCE_OF = {"asked": 2.0, "soon": 2.0, "silent": 0.0}
+_PATIENCE_OF = {"steal_pending": 2.0, "about_to_move": 2.0, "worker_unresponsive": 0.0}
 # Ready tasks without any worker for these seconds; with a controller, which has to decide and to submit.
 _ALONE, _DECIDED = 3.0, 10.0
 # Seconds that a batch system takes to start a job at once, or to give a reason.
@@ -58,7 +59,7 @@ Rule = Callable[[ClusterFacts], Iterator[ClusterFinding]]
 
 def findings(facts: ClusterFacts) -> tuple[ClusterFinding, ...]:
     """Return what is wrong, the most severe first."""
-    return ordered(chain.from_iterable(rule(facts) for rule in _RULES))
+    return sort_findings(chain.from_iterable(rule(facts) for rule in _RULES))
 
 
 # ---- what processes say of themselves ----------------------------------------------------------------------
@@ -173,18 +174,18 @@ def _gpus(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 # ---- workers -----------------------------------------------------------------------------------------------
 
 
-def silence(count: int) -> float:
+def silence_limit(count: int) -> float:
     """Return the seconds without a heartbeat after which one of `count` workers counts as hung."""
     interval = 2.0 if count < 200 else count / 200 + 1  # Dask's own, for 50 workers and more
     return _SILENT if count < 50 else max(_SILENT, _BEATS * interval)
 
 
-def _silent(facts: ClusterFacts) -> list[WorkerSight]:
-    bound = silence(len(facts.workers))
+def _silent(facts: ClusterFacts) -> list[WorkerView]:
+    bound = silence_limit(len(facts.workers))
     return [one for one in facts.workers if one.silent_for > bound]
 
 
-def _hung(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+def _hung_workers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     # Those that were asked have answered, or are told of as processes.
     if facts.processes or not (hung := _silent(facts)):
         return
@@ -203,7 +204,7 @@ def _hung(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     yield ClusterFinding(severity, tuple(names), "hung", sentence, f"{_look_at(names)}{end}", "workers")
 
 
-def _is_gone(worker: WorkerSight) -> bool:
+def _is_gone(worker: WorkerView) -> bool:
     return worker.silent_for >= _GONE and worker.tasks > 0
 
 
@@ -240,11 +241,11 @@ def _memory(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding("warning", tuple(names), "memory", sentence, remedy, "workers")
 
 
-def _share(worker: WorkerSight) -> float:
+def _share(worker: WorkerView) -> float:
     return worker.memory / worker.limit if worker.limit else 0.0
 
 
-def _used(worker: WorkerSight) -> str:
+def _used(worker: WorkerView) -> str:
     return (
         f": {_share(worker):.0%} of {size(worker.limit)} in use at worker {worker.name}"
         if worker.limit
@@ -289,7 +290,11 @@ def _waits(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     lasts.sort(key=lambda one: (list(REASONS).index(one.reason), -one.seconds))
     for reason, waits in groupby(lasts, attrgetter("reason")):
         one, *others = waits
-        is_off = facts.stealing == "none" and reason in ("asked", "soon", "costs")
+        is_off = facts.stealing == "none" and reason in (
+            "steal_pending",
+            "about_to_move",
+            "transfer_too_slow",
+        )
         why, remedy = _OFF if is_off else REASONS[reason]
         long = longest.get(one.worker)
         behind = f", behind {long.key}, which has run there for {duration(long.seconds)}" if long else ""
@@ -305,12 +310,12 @@ def _likewise(number: int, what: str = "more task") -> str:
 
 
 def _severity_of(wait: WaitingTask) -> str:
-    if wait.reason != "silent":
+    if wait.reason != "worker_unresponsive":
         return "slow"
     return "error" if wait.seconds >= _GONE else "warning"
 
 
-def _nobody(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+def _unplaced_tasks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Yield a finding for each reason why ready tasks are on no worker."""
     if not any(one.status == "running" for one in facts.workers):
         return  # then all of them wait, whatever they require
@@ -324,13 +329,13 @@ def _nobody(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         sentence = (
             f"{worst.key} has waited for a worker for {duration(worst.seconds)}: {why}{_likewise(number - 1)}"
         )
-        what = "nobody" if severity == "error" else "waits"
+        what = "no_eligible_worker" if severity == "error" else "waits"
         yield ClusterFinding(severity, (worst.key,), what, sentence, remedy, "graph")
 
 
 def _lacks(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
     """Return what no worker has that a task requires, how severe that is, and the remedy."""
-    if task.reason not in ("nobody", "class"):
+    if task.reason not in ("no_eligible_worker", "wrong_device"):
         why, remedy = REASONS[task.reason]
         return why, "slow", remedy
     if task.device and task.device not in facts.devices:
@@ -339,7 +344,7 @@ def _lacks(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
         return (
             why,
             "error",
-            f"start a worker with a {task.device}, or use ff.prefer_device in place of ff.require_device",
+            f"start a worker with a {task.device}, or use ff.prefer_device instead of ff.require_device",
         )
     for name, amount in sorted(task.resources.items()):
         most = facts.resources.get(name, 0)
@@ -364,11 +369,11 @@ def _lacks_worker(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
         there = few([f"{one.name} is {one.status}" for one in may if task.workers])
         why = f"it may run at {only} only, and {there or 'no worker there takes it'}"
         return why, "error", "look at those workers, start them, or submit it without workers="
-    why, remedy = REASONS["nobody"]
+    why, remedy = REASONS["no_eligible_worker"]
     return why, "error", remedy
 
 
-def _failed(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+def _failed_tasks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     if total := sum(facts.failed.values()):
         worst = sorted(facts.failed, key=lambda name: (-facts.failed[name], name))
         sentence = f"{many(total, 'task')} failed: of {few(worst)}"
@@ -444,5 +449,6 @@ def _is_endless(reason: str) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
-    _answers, _packages, _hung, _pools, _queues, _no_workers, _nobody, _waits, _flows, _memory, _failed, _gpus, _plugin,
+    _answers, _packages, _hung_workers, _pools, _queues, _no_workers, _unplaced_tasks, _waits, _flows,
+    _memory, _failed_tasks, _gpus, _plugin,
 )  # fmt: skip

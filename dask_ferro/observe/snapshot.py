@@ -26,7 +26,7 @@ from dask_ferro.observe.facts import (
     FailedTask,
     RunningTask,
     Unplaced,
-    WorkerSight,
+    WorkerView,
 )
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.scheduler import upstream
@@ -52,10 +52,10 @@ def snapshot(dask_scheduler: Scheduler) -> ClusterFacts:
     """Return the facts of this moment, with or without the plugin."""
     stealing = stealing_of(dask_scheduler)
     elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing is not None else None
-    return observed(dask_scheduler, stealing, elastic, time())
+    return cluster_facts(dask_scheduler, stealing, elastic, time())
 
 
-def observed(
+def cluster_facts(
     scheduler: Scheduler, stealing: Stealing | None, elastic: ScaleEvent | None, now: float
 ) -> ClusterFacts:
     """Return the facts of a moment.
@@ -76,7 +76,7 @@ def observed(
     return ClusterFacts(
         now=now,
         stealing=stealing.settings.stealing if stealing is not None else "",
-        workers=tuple(_sight(ws, now, awake) for ws in workers.values()),
+        workers=tuple(_worker_view(ws, now, awake) for ws in workers.values()),
         threads=sum(ws.nthreads for ws in workers.values()),
         tasks=tasks,
         running=sum(len(ws.executing) for ws in workers.values()),
@@ -87,13 +87,13 @@ def observed(
         # By the scheduler's configuration, which the workers' may differ from.
         shares=dask.config.get("distributed.worker.memory"),
         waits=tuple(_waits(scheduler, stealing)) if stealing is not None else (),
-        unplaced=tuple(_unplaced(scheduler, stealing)),
+        unplaced=tuple(_unplaced_tasks(scheduler, stealing)),
         unplaced_count=len(scheduler.unrunnable),
         resources=merge_with(max, *(ws.resources for ws in workers.values())),
         devices=tuple(sorted(stealing.ledger.devices)) if stealing is not None else (),
         # What workers said that they have in place of this dask_ferro.
         lacking={label(a, ws): ws.metrics[LACKS] for a, ws in workers.items() if LACKS in ws.metrics},
-        unserved=_unserved(stealing, now),
+        unserved=_unserved_seconds(stealing, now),
         # Not that of a controller that has stopped since.
         decision=elastic if elastic and now - elastic.get("time", 0.0) < _STOPPED else {},
         counts=dict(stealing.counts) if stealing is not None else {},
@@ -128,18 +128,18 @@ def _failure(scheduler: Scheduler) -> FailedTask | None:
     return None
 
 
-def _sight(ws: WorkerState, now: float, awake: float) -> WorkerSight:
+def _worker_view(ws: WorkerState, now: float, awake: float) -> WorkerView:
     unheard = max(now - ws.last_seen, 0.0)
     # As of the newest heartbeat.
     ts, seconds = max(ws.executing.items(), key=lambda item: item[1], default=(None, 0.0))
     longest = RunningTask(short(ts.key), seconds + unheard) if ts is not None else None
     memory, limit = upstream.metrics_of(ws).get("memory", 0), ws.memory_limit or 0
-    return WorkerSight(
+    return WorkerView(
         label(ws.address, ws), ws.status.name, min(unheard, awake), len(ws.processing), memory, limit, longest
     )
 
 
-def _unserved(stealing: Stealing | None, now: float) -> float:
+def _unserved_seconds(stealing: Stealing | None, now: float) -> float:
     """Return the seconds for which there have been ready tasks and no worker."""
     since = stealing.waits.unserved if stealing is not None else None
     return max(now - since, 0.0) if since is not None else 0.0
@@ -172,20 +172,20 @@ def _still_waits(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing) ->
     return entry is not None and entry.state != "running" and entry.worker.address == wait.worker
 
 
-def _unplaced(scheduler: Scheduler, stealing: Stealing | None) -> Iterator[Unplaced]:
+def _unplaced_tasks(scheduler: Scheduler, stealing: Stealing | None) -> Iterator[Unplaced]:
     """Yield some of the ready tasks on no worker; the plugin knows those that it holds back, and why."""
     known = {wait.key: wait for wait in stealing.waits.elsewhere([])} if stealing is not None else {}
     now = monotonic()
     for ts, since in islice(scheduler.unrunnable.items(), SOME):
         # The plugin refreshes Dask's times of the tasks that it holds back, and has its own.
         wait = known.get(ts.key)
-        seconds, reason = (now - since, "nobody") if wait is None else (wait.seconds, wait.reason)
+        seconds, reason = (now - since, "no_eligible_worker") if wait is None else (wait.seconds, wait.reason)
         # A flow that waits for threads is not told of as tasks that no worker may run.
         if seconds >= _PATIENCE and not upstream.is_held(ts):
-            yield _described(scheduler, ts, seconds, reason)
+            yield _describe(scheduler, ts, seconds, reason)
 
 
-def _described(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str) -> Unplaced:
+def _describe(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str) -> Unplaced:
     workers = scheduler.workers
     names = tuple(label(a, workers.get(a)) for a in islice(sorted(ts.worker_restrictions or ()), _NAMES))
     return Unplaced(

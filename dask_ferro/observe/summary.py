@@ -59,7 +59,7 @@ def overview(facts: ClusterFacts) -> Overview:
     waiting = max(facts.remaining - facts.running, 0)
     progress = TaskProgress(facts.done, facts.running, waiting, facts.tasks.get("erred", 0))
     doing = tuple(filter(None, (_tasks(facts, progress), _end(facts), _workers(facts), _jobs(facts))))
-    return Overview(summary(found), doing, progress, found, _gained(facts), facts.flows[:FLOWS])
+    return Overview(summary(found), doing, progress, found, _gain_text(facts), facts.flows[:FLOWS])
 
 
 def flow_cells(row: FlowRow) -> tuple[str, ...]:
@@ -122,7 +122,7 @@ def _jobs(facts: ClusterFacts) -> str:
     return f"jobs: {by_state}" if by_state else ""
 
 
-def _gained(facts: ClusterFacts) -> str:
+def _gain_text(facts: ClusterFacts) -> str:
     """Return what stealing moved.
 
     It is no time saved: some of the workers would have had other work, and many tasks wait at the same time.

@@ -58,7 +58,7 @@ WorkerLook = TypedDict(
 )  # fmt: skip
 
 
-class SchedulerLook(TypedDict):
+class SchedulerSnapshot(TypedDict):
     """A snapshot of a scheduler.
 
     `ferro` is whether the plugin is installed, `stealing` its policy; `tasks` are counts by state; `ops` are prefixes
@@ -78,7 +78,7 @@ class SchedulerLook(TypedDict):
     workers: list[WorkerLook]
 
 
-def look(dask_scheduler: Scheduler) -> SchedulerLook:
+def take_snapshot(dask_scheduler: Scheduler) -> SchedulerSnapshot:
     """Return a snapshot, in types that msgpack supports."""
     stealing, now = stealing_of(dask_scheduler), time()
     elastic = cast(ScaleEvent, stealing.records.decisions.newest or {}) if stealing else {}
@@ -143,7 +143,7 @@ def _label(key: Hashable) -> str:
 # ---- from here ---------------------------------------------------------------------------------------------
 
 
-def where(address: str | None = None, scheduler_file: str | Path | None = None) -> Callable[[], str]:
+def address_source(address: str | None = None, scheduler_file: str | Path | None = None) -> Callable[[], str]:
     """Return a function that returns the scheduler's address; a file is read at each call.
 
     Parameters
@@ -185,7 +185,7 @@ def _from_file(path: Path) -> str:
 
 
 async def ask(where: Callable[[], str], function: Callable[..., Any], **words: object) -> Any:
-    """Run a function of this package, such as `look`, on the scheduler, and return its result.
+    """Run a function of this package, such as `take_snapshot`, on the scheduler, and return its result.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
 from dask_ferro.errors import InputError, is_count
-from dask_ferro.observe.op_recorder import TapePlugin, taped
+from dask_ferro.observe.op_recorder import TapePlugin, collect_ops
 from dask_ferro.scheduler import reach
 from dask_ferro.scheduler.recorder import trace_of
 from dask_ferro.scheduler.scheduling import NOT_INSTALLED, recordings_of, stays_off
@@ -44,7 +44,7 @@ _OPS = 500_000
 _LOST = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
 
 
-class _Begun(NamedTuple):
+class _RecordingStart(NamedTuple):
     """The scheduler's state at the start of a recording: its clock, the positions in its log, and its counts.
 
     `answer` is the number of seconds to wait for a worker.
@@ -57,7 +57,7 @@ class _Begun(NamedTuple):
     timeout: float
 
 
-class _Ended(NamedTuple):
+class _RecordingEnd(NamedTuple):
     """The scheduler's records at the end, pickled there in a thread, and the addresses of its workers."""
 
     time: float
@@ -90,7 +90,7 @@ class Tracing:
         self._tasks = tasks
         self._token = f"{recordings_of(client.id)}{uuid4().hex[:12]}"
         self._tape = TapePlugin(self._token) if ops else None
-        self._begun: _Begun | None = None
+        self._begun: _RecordingStart | None = None
         self._trace: Trace | None = None
 
     def __repr__(self) -> str:
@@ -163,7 +163,7 @@ class Tracing:
         reach.warn("ff.profile", hung, self._begun.timeout, ": its ops are not in the trace")
         trace: Trace = pickle.loads(ended.trace)
         return replace(
-            _with_ops(trace, spans, self._begun.time), counts=_counts(self._begun, ended, (lost, len(hung)))
+            _add_ops(trace, spans, self._begun.time), counts=_counts(self._begun, ended, (lost, len(hung)))
         )
 
     async def _ops(self, workers: list[str], seconds: float) -> tuple[list[Span], int, list[str]]:
@@ -171,7 +171,7 @@ class Tracing:
         most, run = _OPS // max(len(workers), 1), self._client.run
         asked = {
             address: asyncio.ensure_future(
-                run(taped, self._token, most, workers=[address], on_error="ignore")
+                run(collect_ops, self._token, most, workers=[address], on_error="ignore")
             )
             for address in workers
         }
@@ -190,7 +190,7 @@ class Tracing:
     def trace(self) -> Trace:
         """The recorded run."""
         if self._trace is None:
-            raise InputError("ff.profile: the trace is there when the block has ended")
+            raise InputError("ff.profile: the trace is available after the with block")
         return self._trace
 
     def summary(self) -> dict[str, float]:
@@ -209,26 +209,26 @@ class Tracing:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the format of the path's suffix: ".ferrotrace" or ".json" (Chrome's); both also ".gz"."""
-        write = self.save if checked(path) == ".ferrotrace" else self.to_chrome
+        write = self.save if trace_suffix(path) == ".ferrotrace" else self.to_chrome
         write(path)
 
 
 def profile(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
-    """Return a recording of a client's cluster: of all that finishes on it while the ``with`` block runs.
+    """Return a recording of a client's cluster: all tasks and transfers that finish while the ``with`` block runs.
 
     Parameters
     ----------
     client : distributed.Client
         Synchronous, for ``with``, or asynchronous, for ``async with``.
     tasks : int, optional
-        The most tasks kept, the newest.  The scheduler needs 0.5 kB for each.
+        Maximum number of tasks in the trace; the newest are kept.  The scheduler needs 0.5 kB for each.
     ops : bool, optional
         Whether workers record the ops inside bundles, at 1.5 us each.  A session of ONNX Runtime is one op.
 
     Raises
     ------
     InputError
-        On entering, if the plugin is not installed; on leaving, if it was removed meanwhile.
+        If the plugin is not installed when the block begins, or was removed when it ends.
 
     Warns
     -----
@@ -249,7 +249,7 @@ def profile(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Traci
     return Tracing(client, tasks=tasks, ops=ops)
 
 
-def checked(path: str | os.PathLike[str]) -> str:
+def trace_suffix(path: str | os.PathLike[str]) -> str:
     """Return the suffix of a path without ".gz": ".ferrotrace" or ".json".
 
     Raises
@@ -270,17 +270,19 @@ def checked(path: str | os.PathLike[str]) -> str:
 # ---- on the scheduler --------------------------------------------------------------------------------------
 
 
-def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _Begun | str:
+def _begin(token: str, tasks: int, *, dask_scheduler: Scheduler) -> _RecordingStart | str:
     """Start a recording; return the reason if the plugin is not active."""
     stealing = stealing_of(dask_scheduler)
     if stealing is None:
         return stays_off() or NOT_INSTALLED
     log = stealing.records
     log.record_for(token, tasks)
-    return _Begun(time(), log.tasks.total, log.stolen.total, dict(stealing.counts), stealing.settings.timeout)
+    return _RecordingStart(
+        time(), log.tasks.total, log.stolen.total, dict(stealing.counts), stealing.settings.timeout
+    )
 
 
-async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ended | None:
+async def _end(token: str, begun: _RecordingStart, *, dask_scheduler: Scheduler) -> _RecordingEnd | None:
     """Return the records; None if the plugin was taken off, or put on anew, since."""
     stealing = stealing_of(dask_scheduler)
     if stealing is None or token not in stealing.records.recordings:
@@ -291,13 +293,13 @@ async def _end(token: str, begun: _Begun, *, dask_scheduler: Scheduler) -> _Ende
     threads = {ws.address: ws.nthreads for ws in dask_scheduler.workers.values()}
     # In a thread: 100,000 tasks take 1 s.
     made = await asyncio.to_thread(lambda: pickle.dumps(trace_of(runs, stolen, threads, begun.time)))
-    return _Ended(now, list(threads), (lost, lost_steals), counts, made)
+    return _RecordingEnd(now, list(threads), (lost, lost_steals), counts, made)
 
 
 # ---- what is made of it ------------------------------------------------------------------------------------
 
 
-def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str, float]:
+def _counts(begun: _RecordingStart, ended: _RecordingEnd, lost_ops: tuple[int, int]) -> dict[str, float]:
     """Return the counts of the block itself, under the names that a simulated run uses."""
     before = begun.counts
     counts = {name: value - before[name] for name, value in ended.counts.items()}
@@ -306,7 +308,7 @@ def _counts(begun: _Begun, ended: _Ended, lost_ops: tuple[int, int]) -> dict[str
     return {**counts, "elapsed": ended.time - begun.time, **dropped}
 
 
-def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
+def _add_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
     """Return the trace with its tasks' ops, each in the lane and within the time of its computation."""
     runs: dict[tuple[Key, str], list[Span]] = {}
     for span in trace.of("compute"):
@@ -318,12 +320,12 @@ def _with_ops(trace: Trace, ops: list[Span], zero: float) -> Trace:
             starts = [run.start for run in of]
             middle = (shifted.start + shifted.stop) / 2
             parts.setdefault(of[max(bisect_right(starts, middle) - 1, 0)], []).append(shifted)
-    inner = (op for run, found in parts.items() for op in _within(run, found))
+    inner = (op for run, found in parts.items() for op in _shift_ops(run, found))
     spans = sorted((*trace.spans, *inner), key=lambda s: (s.start, -s.stop, s.worker))
     return replace(trace, spans=tuple(spans)) if parts else trace
 
 
-def _within(run: Span, ops: list[Span]) -> Iterator[Span]:
+def _shift_ops(run: Span, ops: list[Span]) -> Iterator[Span]:
     """Shift ops to the clock of their task, since the worker's estimate of the scheduler's clock changes in between."""
     first, last = min(op.start for op in ops), max(op.stop for op in ops)
     early, late = run.start - first, run.stop - last

@@ -158,7 +158,7 @@ class Candidates:
             Seconds that a worker started for this task would have; 0: none would be started.
         """
         if task.must and task.must not in map(kind_of, self.ledger.devices):
-            return Wait("class")
+            return Wait("wrong_device")
         fresh = fresh if self.lasting(task.seconds, task.known) else 0.0
         return self.placement.choose(task, workers, self.links, self.ledger.hosts, fresh)
 

@@ -33,7 +33,7 @@ class Placed(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The task stays unassigned for now, for one of `waits.REASONS`: "room", "fresh" or "class"."""
+    """The task stays unassigned for now, for one of `waits.REASONS`."""
 
     reason: str
 
@@ -52,9 +52,7 @@ class PlacementParameters:
     Attributes
     ----------
     steals : bool
-        Whether tasks that wait too long are stolen.  With stealing off, users want tasks beside their data: then a
-        task of unknown duration leaves its inputs only for an idle worker, as a guess may be thousands of times too
-        long.
+        Whether tasks that wait too long are stolen; only then is a thread sent several queued tasks at a time.
     spare : float
         The least seconds between the end of a task and that of its worker: projections are noisy, and the result has
         to be transferred.
@@ -69,7 +67,8 @@ class PlacementParameters:
     # Workers that are weighed beside the holders: those on which a task would start first.
     candidates: int = 4
     # A worker is given a task whose inputs others hold when it runs dry within this share of the task's duration:
-    # queues that differ by a task or two are no reason, and would send every other task somewhere else.
+    # queues that differ by a task or two are no reason, and would send every other task somewhere else.  It has to be
+    # idle if the duration is unknown: a guess may be thousands of times too long.
     soon: float = 1.0
     # An input up to this size is light: moving it takes little more than a message.
     light: int = 64 << 10
@@ -111,15 +110,15 @@ class PlacementParameters:
         legal = [w for w in workers if w.accepts and task.admits(w)]
         if not legal:
             if task.known and self.waits(task.seconds, fresh):
-                return Wait("fresh")
+                return Wait("reserved_for_new_worker")
             # Devices of its class are there and paused, as they do for lack of memory.
-            return Wait("room") if task.must else Nobody()
+            return Wait("device_memory_full") if task.must else Nobody()
         if any(w.room is not None for w in legal):
             legal = _roomy(task, _could_take(task, legal))
         if task.known and any(w.ends_in < inf for w in legal):
             lasting = [w for w in legal if self._lasts(w, task, links, hosts)]
             if not lasting and self.waits(task.seconds, fresh):
-                return Wait("fresh")
+                return Wait("reserved_for_new_worker")
             legal = lasting or legal
         liked = [w for w in legal if task.wants(w)]
 
@@ -130,7 +129,7 @@ class PlacementParameters:
             return finish, worker.busy, holds, worker.turn, worker.address
 
         best = min(self._near(task, liked or legal), key=order)
-        return Placed(best.address) if self.may_begin(task, best) else Wait("room")
+        return Placed(best.address) if self.may_begin(task, best) else Wait("device_memory_full")
 
     def _finish(self, task: TaskFacts, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
         """Return the seconds until the task would be done on a worker, plus the margin for moving it."""
@@ -227,7 +226,7 @@ class PlacementParameters:
         first : float
             Seconds until the first of all workers runs dry.
         """
-        return first > (self.soon * seconds if known or self.steals else 0.0)
+        return first > (self.soon * seconds if known else 0.0)
 
     def settles(self, seconds: float, known: bool, starts_in: float, first: float, largest: int) -> bool:
         """Whether `choose` would assign a task to the only holder of its inputs, decided without the other workers.

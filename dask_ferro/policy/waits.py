@@ -20,44 +20,44 @@ from dask_ferro.words import duration, few
 # Why a task waits beside idle workers, and what to do.
 REASONS = {
     "restricted": (
-        "it may not run on those (workers=)",
+        "it may not run on the idle workers (workers=)",
         "submit it without workers=, or with allow_other_workers=True",
     ),
-    "class": (
-        "it requires a device that those do not have (ff.require_device)",
-        "start a worker with that device, or use ff.prefer_device in place of ff.require_device",
+    "wrong_device": (
+        "it requires a device that the idle workers do not have (ff.require_device)",
+        "start a worker with that device, or use ff.prefer_device instead of ff.require_device",
     ),
     "resources": (
-        "those do not have the resources free that it asks for (resources=)",
-        "start workers with more of the resource, or ask for less",
+        "the idle workers do not have enough of a resource free (resources=)",
+        "start workers with more of the resource, or request less",
     ),
-    "room": (
-        "their devices have no memory free for it",
+    "device_memory_full": (
+        "the devices of the idle workers have no memory free for it",
         "release results on the devices, or start workers with more device memory",
     ),
-    "ends": (
-        "their jobs end before it would",
-        "ask for jobs with a longer walltime, or make tasks shorter",
+    "worker_ending": (
+        "the jobs of the idle workers would end before the task",
+        "request jobs with a longer walltime, or make tasks shorter",
     ),
-    "actor": ("an actor stays where it is", "use tasks, or several actors"),
-    "asked": (
-        "its worker was asked to give it up, and has not answered yet",
+    "actor": ("an actor stays on its worker", "use tasks, or several actors"),
+    "steal_pending": (
+        "its worker was asked to return it, and has not answered yet",
         "if it stays, look at its worker, which is slow to answer",
     ),
-    "silent": (
-        "its worker does not answer, and has the only copy of its input",
-        "end its worker if it does not come back: Dask computes its results again",
+    "worker_unresponsive": (
+        "its worker does not answer, and holds the only copy of its input",
+        "end the worker if it does not come back; Dask computes its results again",
     ),
-    "costs": (
+    "transfer_too_slow": (
         "its input is so large that moving it takes longer than waiting",
-        "nothing; smaller inputs would move",
+        "no action needed; tasks with smaller inputs would move",
     ),
-    "soon": ("it is about to be moved", "nothing, unless it stays"),
-    "fresh": (
-        "it is held for a new worker, which would have the time for it",
-        "nothing if a job is on its way; otherwise ask for jobs with a longer walltime",
+    "about_to_move": ("it is about to be moved", "no action needed, unless it stays"),
+    "reserved_for_new_worker": (
+        "it is held for a new worker, which will have enough time for it",
+        "no action needed if a job is starting; otherwise request jobs with a longer walltime",
     ),
-    "nobody": ("no worker of the cluster may run it", "start a worker that may run it"),
+    "no_eligible_worker": ("no worker of the cluster may run it", "start a worker that may run it"),
 }
 # Idle workers named in a line of the log.
 _NAMED = 3
@@ -113,8 +113,8 @@ def wait_of(
         Seconds that the cheapest eligible idle worker would wait for its inputs.
     """
     legal, reason = _narrowed(task, idle, needs)
-    if legal and reason == "soon" and transfer > task.overdue:
-        reason = "costs"
+    if legal and reason == "about_to_move" and transfer > task.overdue:
+        reason = "transfer_too_slow"
     return _waits(task.key, worker, task.overdue, idle, reason, legal)
 
 
@@ -135,15 +135,15 @@ def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[lis
     """Return the idle workers that may run a task, and the reason that excludes the last one where none remains."""
     left: list[Worker] = list(idle)
     for reason, may in (
-        ("class", lambda w: not task.must or kind_of(w.device) == task.must),
+        ("wrong_device", lambda w: not task.must or kind_of(w.device) == task.must),
         ("resources" if needs else "restricted", task.admits),
-        ("room", task.fits),
-        ("ends", lambda w: not task.known or w.has_time(w.starts_in, task.on(w) or task.seconds)),
+        ("device_memory_full", task.fits),
+        ("worker_ending", lambda w: not task.known or w.has_time(w.starts_in, task.on(w) or task.seconds)),
     ):
         left = [w for w in left if may(w)]
         if not left:
             return [], reason
-    return left, "soon"
+    return left, "about_to_move"
 
 
 def by_reason(waits: Iterable[WaitingTask]) -> dict[str, int]:

@@ -28,7 +28,7 @@ from dask_ferro.policy.estimates import Estimate
 
 # The annotation's name, and its keys.
 NAME = "ferro"
-_BYTES, _REGION, _SIGNALS = "device-bytes", "region", "signals"
+_BYTES, _REGION, _REGIONS = "device-bytes", "region", "regions"
 
 
 class Wish(NamedTuple):
@@ -63,7 +63,7 @@ class _Affinity:
     Raises
     ------
     InputError
-        For an unknown device, or an invalid pattern.
+        If the device is unknown, or the pattern is invalid.
     """
 
     device: str
@@ -91,8 +91,8 @@ class _Affinity:
         if self.region is None:
             others = {key: value for key, value in around.items() if key not in ("prefer", "require")}
             return {NAME: {**others, self._key: self.device}}
-        rules = ((self.region, self._key, self.device), *around.get(_SIGNALS, ()))
-        return {NAME: {**around, _SIGNALS: rules}}
+        rules = ((self.region, self._key, self.device), *around.get(_REGIONS, ()))
+        return {NAME: {**around, _REGIONS: rules}}
 
     def __enter__(self) -> _Affinity:
         annotated = dask.annotate(**self.annotations)  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ class prefer_device(_Affinity):
     Raises
     ------
     InputError
-        For an unknown device, or an invalid pattern.
+        If the device is unknown, or the pattern is invalid.
 
     Examples
     --------
@@ -142,13 +142,13 @@ class prefer_device(_Affinity):
 class require_device(_Affinity):
     """A context manager for tasks that run on a device class only: without a worker of it, they wait for one.
 
-    Parameters and errors are those of `prefer_device`.
+    It has the parameters and errors of `prefer_device`.
 
     Examples
     --------
     >>> import dask_ferro as ff
     >>> ff.require_device("cpu", region="decode").annotations
-    {'ferro': {'signals': (('decode', 'require', 'cpu'),)}}
+    {'ferro': {'regions': (('decode', 'require', 'cpu'),)}}
     """
 
     _key = "require"
@@ -182,7 +182,7 @@ def estimate_of(annotations: Mapping[str, object] | None) -> Estimate | float | 
 
 
 def _matching(annotation: Mapping[str, object]) -> tuple[str, str] | None:
-    region, rules = annotation.get(_REGION), annotation.get(_SIGNALS)
+    region, rules = annotation.get(_REGION), annotation.get(_REGIONS)
     if not isinstance(region, str) or not isinstance(rules, tuple | list):
         return None
     for rule in rules:

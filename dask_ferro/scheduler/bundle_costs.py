@@ -33,7 +33,7 @@ from dask_ferro.flow.costs import Costs, MeasuredTasks, measured_of, names_of
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
-from dask_ferro.lines import opened, sealed
+from dask_ferro.lines import format_line, parse_line
 from dask_ferro.lower.bundled import expression
 from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
 from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices, Way
@@ -187,7 +187,7 @@ class BundleCosts(Part):
                 # The interpreter is ending, and has no threads any more.
                 made()
         except (OSError, RuntimeError) as error:
-            logger.warning("dask_ferro: what tasks cost could not be written to %s: %s", self.path, error)
+            logger.warning("dask_ferro: the costs of tasks could not be written to %s: %s", self.path, error)
         self._saved = changes
 
     def facts(self) -> CostFacts:
@@ -293,9 +293,9 @@ def read(path: str) -> list[MeasuredTasks]:
         return []
     # Where nobody knows a home folder, it is a RuntimeError.
     except (OSError, RuntimeError) as error:
-        logger.warning("dask_ferro: what tasks cost in earlier runs could not be read: %s", error)
+        logger.warning("dask_ferro: the costs of tasks in earlier runs could not be read: %s", error)
         return []
-    records = (opened(line) for line in lines)
+    records = (parse_line(line) for line in lines)
     found = (measured_of(record) for record in records if record is not None)
     return [one for one in found if one is not None]
 
@@ -315,7 +315,7 @@ def write(path: str, costs: Iterable[MeasuredTasks]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}-{uuid4().hex}")
     try:
-        part.write_bytes(b"".join(sealed(one._asdict()) for one in both.all()))
+        part.write_bytes(b"".join(format_line(one._asdict()) for one in both.all()))
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

@@ -29,23 +29,23 @@ _enabled_clients: WeakSet[Client] = WeakSet()
 
 @contextmanager
 def bundle_tasks(*, client: Client | None = None) -> Iterator[None]:
-    """Run cheap tasks of a client's graphs several at a time, as one task of Dask's (a bundle), in a block.
+    """Run cheap tasks of a client's graphs in groups in a block: each group (a bundle) is one Dask task.
 
-    A task costs some 2 ms of CPU beside its own work, so that tasks of a millisecond take three times as long as they
-    need.  The scheduler chooses which tasks share a bundle, by the measured seconds of earlier tasks of the same
-    name, or else by those that a task's annotation says (``dask.annotate(ferro={"seconds": 0.001})``).  A task of
-    unknown cost runs by itself, and so does a task with retries, which are its own.
-    Requested keys, annotations, priorities and persisted data stay what they are.  Two requested keys are never in one
-    bundle, so `client.map` and `persist` of independent chunks gain little.
+    A Dask task has an overhead of about 2 ms of CPU time, so that tasks of a millisecond take three times as long as
+    necessary.  The scheduler chooses which tasks share a bundle according to the measured seconds of earlier tasks with
+    the same name, or else to the seconds in a task's annotation (``dask.annotate(ferro={"seconds": 0.001})``).  A task
+    of unknown cost runs on its own, and so does a task with retries.  Requested keys, annotations, priorities and
+    persisted data do not change.  Two requested keys are never in one bundle, so `client.map` and `persist` of
+    independent chunks gain little.
 
-    Results in memory at a time are projected to take at most 5 % more than those of single tasks, or 1 % of the
-    workers' memory, up to 32 MiB for each thread, if that is more.  A task that only picks a result of a bundle has a
-    priority of half a step more.  A graph whose results would take over a quarter of the workers' memory in all is
-    left as it is.
+    A bundle is made only if the results in memory are projected to take at most 5 % more than the results of single
+    tasks, or 1 % of the workers' memory, up to 32 MiB for each thread, if that is more.  A task that only extracts a
+    result of a bundle has a slightly higher priority.  A graph whose results would take over a quarter of the workers'
+    memory in total is not bundled.
 
-    Where that is projected to end earlier, all tasks of a graph run as a flow: one task of Dask's on each worker
-    thread, which send each other results.  Its results arrive together, and an input from outside that fails ends all
-    of it.
+    If a flow is projected to end earlier, all tasks of a graph run as a flow: one Dask task on each worker thread, and
+    these tasks send each other results.  Its results arrive together, and an input from outside that fails ends the
+    whole flow.
 
     Graphs that threads started inside the block submit are not bundled.
 
@@ -57,8 +57,8 @@ def bundle_tasks(*, client: Client | None = None) -> Iterator[None]:
     Raises
     ------
     InputError
-        There is no client, or an asynchronous one before ``await ff.install(client, bundles=False)``; dask_ferro cannot
-        be imported on the scheduler.
+        If there is no client, if an asynchronous client is used before ``await ff.install(client, bundles=False)``, or
+        if dask_ferro cannot be imported on the scheduler.
 
     Examples
     --------

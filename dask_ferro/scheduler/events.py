@@ -7,7 +7,7 @@ however many tasks there are.  Those of the elastic controller, and of retiring 
     {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
     {"action": "pool-closed", "pool": "default", "why": ..., "until": ..., "log": ..., "lines": [...]}
     {"action": "pool", "pool": "gpu", "order": "pause" | "resume"}
-    {"action": "place", "holder": 900, "fetches": 80, "free": 16, "root": 400, "waits": 0, ...}
+    {"action": "place", "local": 900, "remote": 80, "no_inputs": 16, "root": 400, "held_back": 0, ...}
 
 Durations are seconds, sizes bytes, times the scheduler's clock.
 """
@@ -26,7 +26,7 @@ from dask_ferro.scheduler.stealing import Stealing
 
 TOPIC = "ferro"
 # The words for the actions of events that retiring workers publish.
-DEPARTURES = {"leave": "begin to leave", "left": "left", "stayed": "stayed"}
+DEPARTURES = {"retiring": "begin to retire", "retired": "retired", "retire_failed": "did not retire"}
 # The action of an event that reports a closed pool of batch jobs.
 CLOSED = "pool-closed"
 # The action of an event that reports a pool being paused or resumed by its user.

@@ -10,9 +10,9 @@ from distributed import Client, Scheduler
 
 from dask_ferro.errors import InputError
 from dask_ferro.observe.processes import (
-    checked_client,
     importing,
     refuse_scheduler,
+    resolve_client,
     warn_of_workers,
     worker_releases,
 )
@@ -36,8 +36,8 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     client : distributed.Client, optional
         Synchronous or asynchronous; with the latter, await what this returns.  Default: the current client.
     bundles : bool, optional
-        Whether cheap tasks of this client's graphs run several at a time: True: of each graph; False: of those that
-        `ff.bundle_tasks` asks for.  Default: as it is, which is False for a client that is not asynchronous.
+        Whether to bundle cheap tasks in every graph of this client; if False, only where `ff.bundle_tasks` is used.
+        Default: keep the current setting, which is initially False.
     **options
         Settings by name, which override the configuration (`ferro.scheduler`): ``stealing="none"``,
         ``placement=False``, ``rank=False``.  A second call with the same options changes nothing; with other options it
@@ -46,15 +46,15 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     Raises
     ------
     InputError
-        For an unknown option, if there is no client, or if the scheduler has no dask_ferro, or a release that does not
-        work with this one.
+        If an option is unknown, if there is no client, or if the scheduler has no dask_ferro, or a release that does
+        not work with this one.
 
     Warns
     -----
     RuntimeWarning
-        If workers did not answer within `ferro.scheduler.timeout`, with their addresses; each is set up when it
-        answers. If the scheduler's Dask lacks something that the plugin needs; then stock Dask goes on. Or if the
-        scheduler has another release of dask_ferro, or workers have another one or none.
+        If workers did not answer within `ferro.scheduler.timeout`, with their addresses; each worker is set up when it
+        answers.  If the scheduler's Dask lacks something that the plugin needs; stock Dask then continues.  Or if the
+        scheduler or a worker has a different release of dask_ferro, or a worker has none.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def install(client: Client | None = None, *, bundles: bool | None = None, **opti
     >>> client = Client()              # doctest: +SKIP
     >>> ff.install()                   # doctest: +SKIP
     """
-    client = checked_client(client)
+    client = resolve_client(client)
     if bundles is not None and not isinstance(bundles, bool):
         raise InputError(f"ff.install: bundles={bundles!r}, wanted True, False or None")
     return client.sync(_install, client, Settings.configured(**options), bundles)
@@ -88,7 +88,7 @@ def uninstall(client: Client | None = None) -> Any:
     >>> ff.install(client)             # doctest: +SKIP
     >>> ff.uninstall(client)           # doctest: +SKIP
     """
-    client = checked_client(client)
+    client = resolve_client(client)
     return client.sync(_uninstall, client)
 
 
@@ -128,7 +128,7 @@ async def _uninstall(client: Client) -> None:
 async def _take_off(client: Client) -> None:
     upstream.put_client_sends(client, upstream.CLIENT_SENDS)
     late, seconds = await client.run_on_scheduler(_remove)
-    reach.warn("ff.uninstall", late, seconds, _LATER.format("is what it was"))
+    reach.warn("ff.uninstall", late, seconds, _LATER.format("is restored"))
 
 
 # No handlers of the scheduler: Dask keeps each one that it has called for as long as the process lives.

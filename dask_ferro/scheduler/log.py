@@ -32,7 +32,7 @@ _SCALINGS = 500
 
 # Kinds of placement of a ready task: on a worker that holds all its inputs, on one that has to fetch some, anywhere
 # (it has no inputs), by Dask's rule for root-like tasks (many similar ones without large inputs), or nowhere yet.
-PLACES = ("holder", "fetches", "free", "root", "waits")
+PLACES = ("local", "remote", "no_inputs", "root", "held_back")
 # What workers report of their transfers, in this order.
 RECEIVED = ("transfers", "bytes", "seconds")
 # The elastic controller's actions by class; derived, so that new classes are counted as well.

@@ -79,11 +79,11 @@ class Placing:
         """Return the worker for a ready task, or None where no worker may have it; counting takes 0.1 us an input."""
         chosen = self._ready(ts)
         if chosen is None:
-            place = "waits"
+            place = "held_back"
         elif not ts.dependencies:
-            place = "free"
+            place = "no_inputs"
         else:
-            place = "holder" if all(dts in chosen.has_what for dts in ts.dependencies) else "fetches"
+            place = "local" if all(dts in chosen.has_what for dts in ts.dependencies) else "remote"
         self._placed[place] += 1
         return chosen
 
@@ -167,7 +167,7 @@ class Placing:
         if tried or (self.scheduler.queued and (ledger.ends or not self.candidates.are_alike)):
             self._try(tried)
         # Tasks that wait for a missing class count towards `no-workers-timeout`.
-        others = (ts for ts, held in self._waiting.items() if held.reason != "class")
+        others = (ts for ts, held in self._waiting.items() if held.reason != "wrong_device")
         upstream.keep_waiting(self.scheduler, others)
 
     def _try(self, tasks: list[TaskState]) -> None:
@@ -190,7 +190,7 @@ class Placing:
         patience, now = self.settings.parameters.patience, monotonic()
         waits = []
         for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
-            held = self._waiting.get(ts, _HeldBack(since, "nobody"))
+            held = self._waiting.get(ts, _HeldBack(since, "no_eligible_worker"))
             # A member of a flow waits for the others of its flow.
             if now - held.since >= patience and not upstream.is_held(ts):
                 waits.append(waits_at_scheduler(ts.key, now - held.since, idle, held.reason))

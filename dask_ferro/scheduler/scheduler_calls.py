@@ -1,4 +1,4 @@
-"""The answers of a scheduler's `scheduler_rpc.Roster` to its clients.
+"""The answers of a scheduler's `scheduler_rpc.ScalingRPC` to its clients.
 
 All of them are msgpack's types: dictionaries, lists, strings and numbers.  Durations are seconds, sizes bytes.
 """

@@ -101,9 +101,9 @@ class Scheduling(Part):
         events.start()
         prometheus.register()
         # Imported here: `views` is above this room, and a process without a scheduler has no pages.
-        from dask_ferro.views.pages import put_on
+        from dask_ferro.views.pages import register_pages
 
-        self._take_pages_off = put_on(scheduler, stealing)
+        self._take_pages_off = register_pages(scheduler, stealing)
         plugin = dumps(FerroWorker())
         try:
             self.late = await reach.put_on(

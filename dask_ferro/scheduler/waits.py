@@ -158,7 +158,10 @@ class Waits:
         waits = []
         for key, request in self._stealing.ledger.requests.items() if idle else ():
             if now - request.at > patience:
-                reason, victim = "silent" if request.withdrawn else "asked", request.entry.worker.address
+                reason, victim = (
+                    "worker_unresponsive" if request.withdrawn else "steal_pending",
+                    request.entry.worker.address,
+                )
                 waits.append(WaitingTask(key, victim, now - request.at, len(idle), some, reason))
         return waits
 

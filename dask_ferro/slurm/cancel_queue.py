@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from dask_ferro.slurm.commands import Refused
+from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_lifecycle import BatchJob
 from dask_ferro.slurm.parsing import ENDING, OVER, QueueRow
 from dask_ferro.slurm.site import SlurmSite
@@ -97,7 +97,7 @@ class Cancellation:
         """Return the rows of `squeue`; None: it did not answer."""
         try:
             return await self._site.queue()
-        except Refused as refused:
+        except RefusedError as refused:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return None
 

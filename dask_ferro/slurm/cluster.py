@@ -34,12 +34,12 @@ from dask_ferro.scheduler.plugin import put_on
 from dask_ferro.scheduler.upstream_jobqueue import job_keywords
 from dask_ferro.slurm.cancel_queue import Cancellation
 from dask_ferro.slurm.cluster_options import (
+    check_cluster_name,
+    check_job_name,
     check_options,
-    checked_cluster_name,
-    checked_name,
     section_of,
 )
-from dask_ferro.slurm.commands import Refused
+from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_book import JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.slurm.job_pools import PAUSE, ClusterPools, JobPools
@@ -74,25 +74,25 @@ class SLURMCluster(ElasticCluster):
     n_workers : int
         Number of workers to begin with.
     pools : mapping of str to mapping, optional
-        Further kinds of jobs by name, each with the keywords that replace those of the cluster.  The arguments
-        themselves are the pool "default".  A pool may also have `minimum`, `maximum` and `cost`.
+        Further kinds of jobs by name, each with the keywords that replace the cluster's.  The arguments themselves are
+        the pool "default".  A pool may also have `minimum`, `maximum` and `cost`.
     timeouts : mapping of str to float, optional
         How long to wait for conditions that may pass, by name, as in ``{"stuck": 60}``.
     retire_before : float or str, optional
         How long before the end of a job's walltime its workers are retired; by default 60 s.
     grace : float or str, optional
-        How long a preempted job goes on after SLURM's signal; by default the partition's grace time, or 30 s.
+        How long a preempted job continues after SLURM's signal; by default the partition's grace time, or 30 s.
     preemptible : bool, optional
         Whether SLURM may end the jobs without a warning; by default the preemption mode of the partition.
     **options
-        Those of `dask_jobqueue.SLURMCluster`, such as `queue`, `cores`, `memory` and `walltime`.  Workers' names begin
-        with `name`, if it is set, instead of their pool's name.  ``scheduler_options={"preload": []}`` omits the
-        scheduler plugin.
+        Options of `dask_jobqueue.SLURMCluster`, such as `queue`, `cores`, `memory` and `walltime`.  Workers' names
+        begin with `name`, if it is set, instead of their pool's name.  ``scheduler_options={"preload": []}`` omits
+        the scheduler plugin.
 
     Raises
     ------
     ConfigError
-        For pools that do not describe a job, or a job name that SLURM's commands would split.
+        If a pool does not describe a job, or SLURM's commands would split a job name.
 
     Examples
     --------
@@ -129,17 +129,19 @@ class SLURMCluster(ElasticCluster):
         overrides = keywords.pools or {}
         check_options(job_cls, section, options, overrides)
         config.value("elastic.failures")  # an invalid one is reported now
-        job_name = checked_name(options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker"))
+        job_name = check_job_name(
+            options.get("job_name") or dask.config.get(f"{section}.name", "dask-worker")
+        )
         self._tag = new_tag()
         every = {"preemptible": keywords.preemptible}
         self._kinds = {DEFAULT: every} | {name: every | dict(pool) for name, pool in overrides.items()}
         name = options.get("name")
-        self._name_prefix = None if name is None else checked_cluster_name(name)
+        self._name_prefix = None if name is None else check_cluster_name(name)
         self._begin(job_name, read(Patience, f"{WHO}: timeouts", keywords.timeouts or {}))
         options |= {"job_name": job_name, "retire_before": keywords.retire_before, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
-        options["scheduler_options"] = _with_plugin(options.get("scheduler_options"), section)
+        options["scheduler_options"] = _add_plugin(options.get("scheduler_options"), section)
         super().__init__(n_workers, **options)
 
     def _begin(self, job_name: str, patience: Patience) -> None:
@@ -242,7 +244,7 @@ class SLURMCluster(ElasticCluster):
                 Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 words = f"log_directory {str(folder)!r} cannot be created: {error.strerror}; give another one"
-                raise Refused(words, PERMANENT) from error
+                raise RefusedError(words, PERMANENT) from error
         return self._script(pool, first)
 
     # -- the names of workers --------------------------------------------------------------------------------
@@ -300,8 +302,9 @@ class SLURMCluster(ElasticCluster):
         workers : bool or iterable of str
             Addresses; True means all.
         jobs : bool
-            Whether to include the ends of the newest output files of this cluster's jobs, by path, also of jobs that
-            are over.  Without `log_directory` there are none: SLURM then writes slurm-*.out where they were submitted.
+            Whether to include the ends of the newest output files of this cluster's jobs, by path; jobs that have
+            ended are included.  `log_directory` must be set: without it, SLURM writes slurm-*.out to the folder
+            from which a job was submitted.
 
         Returns
         -------
@@ -365,10 +368,10 @@ class SLURMCluster(ElasticCluster):
         Raises
         ------
         ConfigError
-            If they cannot come for now, since the pools are closed or paused: the reason, the time, and the last
-            lines of the job that closed them.
+            If the workers cannot start for now, because the pools are closed or paused; the error has the reason, the
+            time, and the last lines of the job that closed them.
         TimeoutError
-            After `timeout` seconds.
+            If `timeout` seconds have passed.
         """
         if not isinstance(n_workers, int) or n_workers < 1:
             return super().wait_for_workers(n_workers, timeout)
@@ -393,12 +396,12 @@ class SLURMCluster(ElasticCluster):
         return f"{count} workers cannot come for now: {why}" if why else ""
 
     async def wait_submitted(self) -> None:
-        """Return when all requested jobs are in the queue, or refused permanently.
+        """Wait until all requested jobs are in the queue, or refused permanently.
 
         Raises
         ------
         ConfigError
-            With SLURM's message.
+            If SLURM refuses a job; the error has SLURM's message.
         """
         errors = await self._submission.settled()
         await self._pools.settled()
@@ -459,7 +462,7 @@ class SLURMCluster(ElasticCluster):
         return landed and gone
 
 
-def _with_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:
+def _add_plugin(options: Mapping[str, object] | None, section: str) -> dict[str, Any]:
     """Return the scheduler's options with our plugin as a preload, unless they set preloads."""
     stated = (dask.config.get(f"{section}.scheduler-options", None) if options is None else options) or {}
     configured = dask.config.get("distributed.scheduler.preload") or []

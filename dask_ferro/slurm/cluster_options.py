@@ -47,17 +47,17 @@ def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[
         raise ConfigError(
             f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
         )
-    values = _underscored(dask.config.get(section))
+    values = _replace_hyphens(dask.config.get(section))
     own = {name: values[name] for name in _OF_A_CLUSTER if values.get(name) is not None}
     if isinstance(own.get("pools"), Mapping):
         own["pools"] = {
-            name: _underscored(pool) if isinstance(pool, Mapping) else pool
+            name: _replace_hyphens(pool) if isinstance(pool, Mapping) else pool
             for name, pool in own["pools"].items()
         }
     return section, own
 
 
-def _underscored(section: Mapping[str, Any]) -> dict[str, Any]:
+def _replace_hyphens(section: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in section.items()}
 
 
@@ -86,8 +86,8 @@ def check_options(
     """
     config.check()
     job = _job_options(job_cls)
-    known = sorted((job | _named(JobQueueCluster) | _OF_A_CLUSTER) - {"scheduler"})
-    config.refuse_unknown(f"configuration {section}", _underscored(dask.config.get(section)), known)
+    known = sorted((job | _keyword_names(JobQueueCluster) | _OF_A_CLUSTER) - {"scheduler"})
+    config.refuse_unknown(f"configuration {section}", _replace_hyphens(dask.config.get(section)), known)
     config.refuse_unknown(WHO, options, known)
     for name, overrides in pools.items():
         # Names of workers are made from it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
@@ -102,7 +102,7 @@ def check_options(
         _check_shape(shape, job_cls, section)
 
 
-def checked_name(name: object) -> str:
+def check_job_name(name: object) -> str:
     """Return a job name by which SLURM can list and cancel jobs.
 
     Raises
@@ -118,7 +118,7 @@ def checked_name(name: object) -> str:
     return str(name)
 
 
-def checked_cluster_name(name: object) -> str:
+def check_cluster_name(name: object) -> str:
     """Return a cluster's name, with which its workers' names begin.
 
     Raises
@@ -166,11 +166,11 @@ def _check_shape(options: Mapping[str, object], job_cls: type, section: str) -> 
 @cache
 def _job_options(job_cls: type) -> frozenset[str]:
     """Return the keyword arguments of a job's class and its base classes."""
-    return frozenset().union(*(_named(kind) for kind in job_cls.__mro__ if "__init__" in vars(kind)))
+    return frozenset().union(*(_keyword_names(kind) for kind in job_cls.__mro__ if "__init__" in vars(kind)))
 
 
 @cache
-def _named(kind: type) -> frozenset[str]:
+def _keyword_names(kind: type) -> frozenset[str]:
     parameters = signature(kind.__init__).parameters.values()  # type: ignore[misc]
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return frozenset(p.name for p in parameters if p.kind in named and p.name != "self")

@@ -26,7 +26,7 @@ _REAPED = 2.0
 _OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SBATCH_ARRAY_INX$")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A command failed: its message, and whether that may pass ("transient", "limit", "permanent", "unknown")."""
 
     def __init__(self, words: str, kind: str) -> None:
@@ -56,20 +56,20 @@ async def run(*command: str, stdin: str = "", pass_fds: Sequence[int] = ()) -> s
             start_new_session=True,
         )
     except FileNotFoundError:
-        raise Refused(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
+        raise RefusedError(f"{command[0]} is not on the PATH of this machine", parsing.PERMANENT) from None
     except OSError as error:  # no process or memory is available for now
-        raise Refused(f"{command[0]}: {error}", parsing.TRANSIENT) from None
+        raise RefusedError(f"{command[0]}: {error}", parsing.TRANSIENT) from None
     try:
         async with asyncio.timeout(limit):
             printed = await process.communicate(stdin.encode())
     except TimeoutError:
-        raise Refused(f"{command[0]} did not answer within {limit:g} s", parsing.TRANSIENT) from None
+        raise RefusedError(f"{command[0]} did not answer within {limit:g} s", parsing.TRANSIENT) from None
     finally:
         await _end(process)
     out, err = (text.decode(errors="replace") for text in printed)
     if process.returncode:
         message = parsing.words(err or out) or f"{command[0]} ended with status {process.returncode}"
-        raise Refused(message, parsing.refusal(err or out))
+        raise RefusedError(message, parsing.refusal(err or out))
     return out
 
 

@@ -32,11 +32,11 @@ def use(name_or_path: str | Path) -> Path:
     """
     path = Path(name_or_path).expanduser()
     if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
-        known = shipped()
+        known = shipped_configs()
         if path.name not in known:
             raise ConfigError(
-                f"no job configuration {path.name!r}{did_you_mean(path.name, known)}; shipped are {', '.join(known)}; "
-                "one of your own is named by its path, such as ./mine.yaml"
+                f"no job configuration {path.name!r}{did_you_mean(path.name, known)}; shipped are {', '.join(known)}. "
+                "Name your own file by its path, such as ./mine.yaml"
             )
         path = known[path.name]
     try:
@@ -49,7 +49,7 @@ def use(name_or_path: str | Path) -> Path:
     return path
 
 
-def shipped() -> dict[str, Path]:
+def shipped_configs() -> dict[str, Path]:
     """Return the shipped configurations, by name."""
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}

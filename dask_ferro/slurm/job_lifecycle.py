@@ -64,7 +64,7 @@ class Patience:
     )
 
 
-class Ending(NamedTuple):
+class JobEnd(NamedTuple):
     """The reason why a job is over, and its meaning for its pool.
 
     Attributes
@@ -202,7 +202,7 @@ class BatchJob:
         draining: Collection[str] = (),
         *,
         is_sure: bool = True,
-    ) -> Ending | None:
+    ) -> JobEnd | None:
         """Process a report of SLURM; return the ending if the job is over, or None.
 
         Parameters
@@ -227,10 +227,10 @@ class BatchJob:
         if row.phase == OVER:
             self.nodes = row.nodes or self.nodes
             self.started_at, self.ended_at = row.starts or self.started_at, row.ends
-            return Ending(row.description, row.state, failed=self._no_worker_came(row))
+            return JobEnd(row.description, row.state, failed=self._no_worker_came(row))
         if row.phase == HELD:
             # It is replaced at once; a site that holds every new job is asked less and less often.
-            return Ending(row.description, row.state, failed=not self.was_whole, is_held=True)
+            return JobEnd(row.description, row.state, failed=not self.was_whole, is_held=True)
         self._restart(row, now)
         self.nodes = row.nodes or self.nodes
         if row.phase == ENDING:
@@ -250,12 +250,12 @@ class BatchJob:
             self.drained_at = None
         return self._staffed(connected, now, patience)
 
-    def _waits(self, row: QueueRow, now: float, patience: Patience) -> Ending | None:
+    def _waits(self, row: QueueRow, now: float, patience: Patience) -> JobEnd | None:
         """Return the ending of a pending job if its obstacle does not pass."""
         self._pass(_ALONE)
         self.enter(JobState.PENDING, now)
         if row.is_stuck:
-            ending = Ending(row.description, row.state, refused=True)
+            ending = JobEnd(row.description, row.state, refused=True)
             return self._unless_it_passes(_STUCK, patience.stuck, now, ending)
         self._pass(_STUCK)
         return None
@@ -271,29 +271,29 @@ class BatchJob:
 
     def _unlisted(
         self, connected: Collection[str], now: float, patience: Patience, is_sure: bool
-    ) -> Ending | None:
+    ) -> JobEnd | None:
         """Determine the state from the connections of its workers alone."""
         if self._is_there(connected):
             self._pass(_MISSING, _STUCK)
             return self._staffed(connected, now, patience)
         limit = patience.missing if is_sure and self.was_listed else patience.unseen
         why = "SLURM knows it no more" if self.was_listed else "SLURM does not know it"
-        return self._unless_it_passes(_MISSING, limit, now, Ending(why))
+        return self._unless_it_passes(_MISSING, limit, now, JobEnd(why))
 
     def _ends(
         self, row: QueueRow, connected: Collection[str], now: float, patience: Patience
-    ) -> Ending | None:
+    ) -> JobEnd | None:
         """Wait a little, as the job may be requeued.  While workers are connected it counts as about to end."""
         self.started_at = row.starts or self.started_at
         failed = not self.was_whole and row.reason == "NonZeroExitCode"
-        ending = Ending(row.description, row.state, failed=failed)
+        ending = JobEnd(row.description, row.state, failed=failed)
         over = self._unless_it_passes(_ENDS, patience.ending, now, ending)
         if not self._is_there(connected):
             return over
         self.ends_at = min(self.ends_at or inf, self.warned_at[_ENDS] + patience.ending)
         return self._staffed(connected, now, patience)
 
-    def _staffed(self, connected: Collection[str], now: float, patience: Patience) -> Ending | None:
+    def _staffed(self, connected: Collection[str], now: float, patience: Patience) -> JobEnd | None:
         """Enter "booting" or "running", depending on the connected workers."""
         count = sum(worker in connected for worker in self.workers)
         whole = count == self.processes
@@ -307,7 +307,7 @@ class BatchJob:
             self._pass(_ALONE)
             return None
         self.enter(JobState.BOOTING, now)
-        gone = Ending(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
+        gone = JobEnd(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
         return self._unless_it_passes(_ALONE, limit, now, gone)
 
     def _restart(self, row: QueueRow, now: float) -> None:
@@ -319,7 +319,7 @@ class BatchJob:
         self.started_at = self.ends_at = self.drained_at = self.connected_at = None
         self.enter(JobState.PENDING, now)
 
-    def _unless_it_passes(self, condition: str, patience: float, now: float, ending: Ending) -> Ending | None:
+    def _unless_it_passes(self, condition: str, patience: float, now: float, ending: JobEnd) -> JobEnd | None:
         return ending if now - self.warned_at.setdefault(condition, now) >= patience else None
 
     def _pass(self, *conditions: str) -> None:

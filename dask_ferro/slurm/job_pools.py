@@ -182,4 +182,4 @@ class JobPools:
                     # Each client warns, however it is connected.
                     await upstream_deploy.scheduler_rpc(self._cluster).log_event(topic="warn", msg=text)
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
-            logger.info("dask_ferro: the clients were not told: %r", error)
+            logger.info("dask_ferro: the clients did not receive it: %r", error)

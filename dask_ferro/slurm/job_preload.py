@@ -71,18 +71,18 @@ _OVER = (Status.closing, Status.closed, Status.failed)
 async def dask_setup(server: Nanny | Worker) -> None:
     """Handle the batch system's signals, find the scheduler, and report to it when a worker ends."""
     if isinstance(server, Worker) and server.nanny:
-        sigterm.hold(kill_wait(os.environ))  # its nanny handles the signal
+        sigterm.outlive_sigterm(kill_wait(os.environ))  # its nanny handles the signal
         await _report_end(server)
         return
     _servers.add(server)
     try:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _warned)
-        sigterm.listen(_terminated, _exit)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _handle_warning)
+        sigterm.listen(_handle_sigterm, _exit)
     except (ValueError, RuntimeError):  # signals reach only the main thread, and this loop runs in another
         logger.info("dask_ferro: no main thread; SIGUSR1 and SIGTERM are not listened to")
     await _look_for_scheduler(server)
     if isinstance(server, Nanny):
-        _on_its_worker(server)
+        _preload_worker(server)
         sigterm.watch(server)
     else:
         await _report_end(server)
@@ -95,7 +95,7 @@ async def _report_end(worker: Worker) -> None:
             await worker.scheduler.ferro_ends(ends={str(worker.name): at})
         # without our scheduler extension, or without a scheduler, a worker still works
         except (KeyError, OSError) as error:
-            logger.info("dask_ferro: the scheduler was not told when the job ends: %r", error)
+            logger.info("dask_ferro: the end of the job was not reported to the scheduler: %r", error)
 
 
 async def _look_for_scheduler(server: Nanny | Worker) -> None:
@@ -126,7 +126,7 @@ def _give_up(address: str, why: str) -> None:
     sigterm.exit_now(list(_servers), 1)
 
 
-def _on_its_worker(nanny: Nanny) -> None:
+def _preload_worker(nanny: Nanny) -> None:
     """Make a nanny's worker load this preload too, since a batch system sends SIGTERM to every process of a job."""
     preload = nanny.preload or dask.config.get("distributed.worker.preload") or []
     names = [preload] if isinstance(preload, str) else list(preload)
@@ -183,14 +183,14 @@ def kill_wait(environ: Mapping[str, str]) -> float:
     return max(float(environ.get(KILL_WAIT) or _KILL_WAIT), 0.0)
 
 
-def _warned() -> None:
+def _handle_warning() -> None:
     if not _leaving:
         seconds = time_left(os.environ, time())
         logger.info("dask_ferro: the job ends in %.0f s; its workers leave", seconds)
         _begin(_leave(seconds))
 
 
-def _terminated() -> None:
+def _handle_sigterm() -> None:
     """Retire all workers in the time left, which replaces the estimate made at an earlier signal."""
     for task in _leaving:
         task.cancel()

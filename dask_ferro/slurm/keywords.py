@@ -29,21 +29,21 @@ class JobKeywords:
     retire_before: float = seconds(
         "60s",
         "How long before the end of a job's walltime its workers are retired, on SLURM by `--signal=B:USR1@N`; at most"
-        " a quarter of the walltime; 0: never.",
+        " a quarter of the walltime. 0: never.",
         most=_MOST,
     )
     grace: float | None = seconds(
         AUTO,
-        "How long a preempted job continues after that signal; by default the grace time of the SLURM partition, or"
-        " 30 s if it has none.",
+        "How long a preempted job continues after SLURM's signal. By default the grace time of the partition, or 30 s"
+        " if the partition has none.",
         none=AUTO,
         most=_MOST,
     )
     preemptible: bool | None = flag(
         None,
-        "Whether the batch system may end the jobs without a warning: then results held by one job only are copied to"
-        " other workers. By default the preemption mode of the SLURM partition; preemption by QOS has to be given"
-        " here.",
+        "Whether the batch system may end the jobs without a warning; results that only one such job holds are then"
+        " copied to other workers. By default the preemption mode of the SLURM partition; set it if a QOS preempts"
+        " jobs.",
     )
 
 

@@ -82,7 +82,7 @@ async def last_output(header: str, job_name: str, job: BatchJob) -> Log:
 def ends_of(headers: Iterable[str], job_name: str, since: float) -> dict[str, distributed.utils.Log]:
     """Return the ends of the newest output files that jobs with these headers wrote since a time, by path."""
     patterns = set(chain.from_iterable(patterns_of(header, job_name) for header in headers))
-    files = {path: _changed(path) for path in chain.from_iterable(map(glob.glob, patterns))}
+    files = {path: _modification_time(path) for path in chain.from_iterable(map(glob.glob, patterns))}
     recent = sorted((path for path, at in files.items() if at >= since), key=files.__getitem__)
     ends = [tail(path, _BYTES) for path in recent[-_FILES:]]
     return {end.path: distributed.utils.Log("\n".join(end.lines) or end.trouble) for end in ends}
@@ -132,7 +132,7 @@ def tail(path: str, most: int = _LINES) -> Log:
     return Log(path, tuple(lines[-most:]), "" if lines else "is empty", _cause(lines))
 
 
-def _changed(path: str) -> float:
+def _modification_time(path: str) -> float:
     """Return when a regular file was last written; -1: there is no such file."""
     try:
         return os.stat(path).st_mtime if os.path.isfile(path) else -1.0
@@ -145,7 +145,9 @@ def _first_with_lines(patterns: list[str]) -> Log:
     logs = []
     for pattern in patterns:
         files = [path for path in glob.glob(pattern) if os.path.isfile(path)]
-        logs.append(tail(max(files, key=_changed)) if files else Log(pattern, trouble="does not exist"))
+        logs.append(
+            tail(max(files, key=_modification_time)) if files else Log(pattern, trouble="does not exist")
+        )
     return next((log for log in logs if log.lines), logs[0])
 
 

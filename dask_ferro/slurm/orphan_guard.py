@@ -156,10 +156,10 @@ def _machine() -> str:
 _living: weakref.WeakSet[Watchdog] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _release_all() -> None:
     for watchdog in list(_living):
         watchdog._let_go()
     _living.clear()
 
 
-portable.at_fork(after_in_child=_let_go)
+portable.register_at_fork(after_in_child=_release_all)

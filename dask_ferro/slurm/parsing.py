@@ -144,9 +144,9 @@ def rows(text: str) -> dict[str, QueueRow]:
                 job_id,
                 state.upper(),
                 int(restarts) if restarts.isdecimal() else 0,
-                moment(submitted),
-                moment(starts),
-                moment(ends),
+                parse_time(submitted),
+                parse_time(starts),
+                parse_time(ends),
                 node,
                 "" if reason == "None" else reason,
                 "" if comment == "(null)" else comment,
@@ -170,16 +170,16 @@ def scontrol_rows(text: str) -> dict[str, QueueRow]:
             facts["JobId"],
             facts["JobState"].split(",")[0].upper(),
             int(facts.get("Restarts") or 0),
-            moment(facts.get("SubmitTime", "")),
-            moment(facts.get("StartTime", "")),
-            moment(facts.get("EndTime", "")),
+            parse_time(facts.get("SubmitTime", "")),
+            parse_time(facts.get("StartTime", "")),
+            parse_time(facts.get("EndTime", "")),
             facts.get("NodeList", "").replace("(null)", ""),
             "" if reason == "None" else reason,
             number=facts["JobId"],
             exit=exit_status(facts.get("ExitCode", "")),
         )
         array, elements = facts.get("ArrayJobId"), facts.get("ArrayTaskId")
-        ids = [f"{array}_{one}" for one in expanded(elements)] if array and elements else [row.job_id]
+        ids = [f"{array}_{one}" for one in expand_elements(elements)] if array and elements else [row.job_id]
         jobs.update((job_id, row._replace(job_id=job_id)) for job_id in ids)
     return jobs
 
@@ -228,7 +228,7 @@ def _cells(line: str) -> list[str]:
     return cells
 
 
-def moment(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
     """Return a point in time; None for N/A, Unknown, INVALID and the like.
 
     >>> moment("1795293374"), moment("INVALID")
@@ -299,7 +299,7 @@ def exit_status(text: str) -> str:
     return f"exit code {code}" if code else ""
 
 
-def expanded(elements: str) -> Iterator[int]:
+def expand_elements(elements: str) -> Iterator[int]:
     """Yield the elements of SLURM's short notation.
 
     >>> list(expanded("0-2,5,8-12:2%1"))

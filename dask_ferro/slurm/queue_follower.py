@@ -16,9 +16,9 @@ from distributed.metrics import time
 
 from dask_ferro.scheduler import upstream_deploy
 from dask_ferro.slurm.cancel_queue import Cancellation
-from dask_ferro.slurm.commands import Refused
+from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_book import JobBook
-from dask_ferro.slurm.job_lifecycle import BatchJob, Ending, JobState, Patience
+from dask_ferro.slurm.job_lifecycle import BatchJob, JobEnd, JobState, Patience
 from dask_ferro.slurm.job_pools import JobPools
 from dask_ferro.slurm.parsing import ENDING, OVER, QueueRow
 from dask_ferro.slurm.site import SlurmSite
@@ -52,7 +52,7 @@ class QueueFollower:
         calls = self.submission.calls
         try:
             rows = await self.site.queue()
-        except Refused as refused:
+        except RefusedError as refused:
             logger.warning("dask_ferro: squeue failed: %s", refused.words)
             return
         connected = upstream_deploy.names_of(self.cluster)
@@ -110,7 +110,7 @@ class QueueFollower:
         self.book.tidy()
         return blameless
 
-    def _end(self, job: BatchJob, ending: Ending) -> None:
+    def _end(self, job: BatchJob, ending: JobEnd) -> None:
         """React to the end of a job."""
         level = logging.INFO if ending.state == "COMPLETED" and job.was_whole else logging.WARNING
         logger.log(level, "dask_ferro: job %s (%s) is over: %s", job.name, job.job_id, ending.why)

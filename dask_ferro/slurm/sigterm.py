@@ -67,7 +67,7 @@ def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
     _is_listening = True
 
 
-def hold(seconds: float) -> None:
+def outlive_sigterm(seconds: float) -> None:
     """Let this process outlive SIGTERM by some seconds, or until the second one; only the main thread can."""
     loop = asyncio.get_running_loop()
     with suppress(ValueError):
@@ -99,7 +99,7 @@ def _forget() -> None:
 
 
 _forks = threading.local()
-portable.at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
+portable.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget)
 
 
 async def end(server: Nanny | Worker) -> None:

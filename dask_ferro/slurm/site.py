@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dask_ferro import portable
 from dask_ferro.slurm import parsing
-from dask_ferro.slurm.commands import Refused, environment, run
+from dask_ferro.slurm.commands import RefusedError, environment, run
 from dask_ferro.slurm.orphan_guard import Watchdog, is_orphan
 from dask_ferro.slurm.parsing import OVER, PENDING, STARTED, QueueRow
 
@@ -87,7 +87,7 @@ class SlurmSite:
             try:
                 self._watchdog = Watchdog(self.job_name, self.tag, environment())
             except OSError as error:
-                raise Refused(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None
+                raise RefusedError(f"no watchdog could be started: {error}", parsing.TRANSIENT) from None
         array = [f"--array={parsing.indices(offsets)}"] if list(offsets) != [0] else []
         # The command line overrides SBATCH_JOB_NAME in the environment, and the script.
         out = await run(
@@ -102,7 +102,7 @@ class SlurmSite:
         # A site's wrapper may print text first; with several clusters, the cluster's name follows.
         ids = re.findall(r"^(\d+)(?:;.*)?$", out, re.MULTILINE)
         if not ids:
-            raise Refused(f"sbatch printed no job id: {out.strip()!r}", parsing.UNKNOWN)
+            raise RefusedError(f"sbatch printed no job id: {out.strip()!r}", parsing.UNKNOWN)
         self._arrays[ids[-1]] = None
         self._watchdog.note(ids[-1])
         return str(ids[-1])
@@ -145,12 +145,12 @@ class SlurmSite:
                 rows = parsing.scontrol_rows(await run("scontrol", "--oneliner", "show", "job", array))
                 if not rows:
                     continue  # SLURM says so where there is no such job: an empty answer is none
-            except Refused as refused:
+            except RefusedError as refused:
                 if not _UNKNOWN_JOB.search(refused.words):
                     logger.warning("dask_ferro: scontrol failed: %s", refused.words)
                     break
                 rows = {}
-            answers.update((job_id, rows.get(job_id) or _left_out(job_id, rows)) for job_id in ids)
+            answers.update((job_id, rows.get(job_id) or _omitted_row(job_id, rows)) for job_id in ids)
         return answers
 
     async def find(self, nonce: str) -> str | None:
@@ -179,7 +179,7 @@ class SlurmSite:
         try:
             async with asyncio.timeout(_ASKED):
                 return await run("scontrol", *words)
-        except (Refused, TimeoutError) as error:
+        except (RefusedError, TimeoutError) as error:
             logger.info("dask_ferro: scontrol %s: %r", " ".join(words), error)
             return ""
 
@@ -191,7 +191,7 @@ class SlurmSite:
                 async with asyncio.timeout(_NODES_LIMIT):
                     out = await run("sinfo", "--noheader", "--Node", "--states=drain,fail", "--format=%N")
                 self._draining = frozenset(out.split())
-            except (Refused, TimeoutError) as error:
+            except (RefusedError, TimeoutError) as error:
                 logger.warning("dask_ferro: sinfo failed: %r", error)
             self._nodes_at = loop.time() + _NODES
         return self._draining
@@ -201,7 +201,7 @@ class SlurmSite:
         for at in range(0, len(job_ids), _CANCELLED):
             try:
                 await run("scancel", *job_ids[at : at + _CANCELLED])
-            except Refused as refused:
+            except RefusedError as refused:
                 logger.warning("dask_ferro: scancel failed: %s", refused.words)
 
     def close(self, *, jobs_left: bool = False) -> None:
@@ -210,7 +210,7 @@ class SlurmSite:
             self._watchdog.close(jobs_left=jobs_left)
 
 
-def _left_out(job_id: str, rows: Mapping[str, QueueRow]) -> QueueRow | None:
+def _omitted_row(job_id: str, rows: Mapping[str, QueueRow]) -> QueueRow | None:
     """Return the row of an element that its array is shown without: it was cancelled while pending."""
     if not rows or "_" not in job_id:
         return None

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dask_ferro.slurm import parsing
-from dask_ferro.slurm.commands import Refused
+from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_lifecycle import BatchJob
 from dask_ferro.slurm.site import ELEMENTS, SlurmSite
 
@@ -180,7 +180,7 @@ class Submission:
         array: str | None = None
         try:
             array = await self._site.submit(self._script(pool, first), offsets, nonce)
-        except Refused as refused:
+        except RefusedError as refused:
             if refused.kind in _UNSURE:
                 self.had_jobs = True  # even one that is not found may appear later
                 self._blame(batch, refused.words)
@@ -204,7 +204,7 @@ class Submission:
                 array = await self._site.find(nonce)
                 self._is_unsure = False
                 return array
-            except Refused as refused:
+            except RefusedError as refused:
                 logger.info("dask_ferro: scontrol: %s", refused.words)
             if self._is_closed:
                 return None
@@ -215,7 +215,7 @@ class Submission:
         for job in batch:
             job.reason = words
 
-    def _refuse(self, batch: list[BatchJob], refused: Refused) -> None:
+    def _refuse(self, batch: list[BatchJob], refused: RefusedError) -> None:
         attempts = self._tries(batch[0].pool)
         attempts.failed += 1
         is_tired = refused.kind == parsing.UNKNOWN and attempts.failed >= _TRIES

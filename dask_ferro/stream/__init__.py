@@ -27,13 +27,13 @@ from dask_ferro.lower.model.collection import Model, defaults_of, from_onnx, ope
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.ends import Ends, Reading, check_places, ends_of, journal_folder
+from dask_ferro.stream.ends import Endpoints, Reading, check_places, endpoints_of, journal_folder
 from dask_ferro.stream.formats.csv import CsvOptions
 from dask_ferro.stream.formats.images import Preprocess
-from dask_ferro.stream.journal import Header, Journal, Start, held
-from dask_ferro.stream.pools import AnyPool, beside, pool_for
+from dask_ferro.stream.journal import Header, Journal, Start, hold_sinks
+from dask_ferro.stream.pools import AnyPool, pool_for, run_in_thread
 from dask_ferro.stream.progress import bar
-from dask_ferro.stream.sinks import done_in
+from dask_ferro.stream.sinks import finished_chunks
 from dask_ferro.stream.window import ChunkFailed, drive
 from dask_ferro.stream.work import (
     StreamJob,
@@ -116,8 +116,8 @@ def predict_files(
 ) -> Any:
     """Run a model over all rows of a source and write its outputs to a sink, in bounded memory.
 
-    A run that was stopped or killed resumes when it is called again with the same arguments: chunks whose parts are
-    there (below ``<sink>.ferro-progress``) are not computed again, and nothing is where the sink is complete.
+    A run that was stopped or killed resumes when it is called again with the same arguments: chunks whose parts exist
+    (below ``<sink>.ferro-progress``) are not computed again.  If the sink is complete, nothing is computed.
 
     The sink appears only when it is complete.  One run at a time holds a sink (``<sink>.ferro-lock``); a second run is
     refused.
@@ -130,55 +130,55 @@ def predict_files(
     Parameters
     ----------
     model : path, bytes, onnx.ModelProto or Model
-        A model whose outputs have a row for each row of its inputs, independent of the other rows; of several,
-        ``ff.from_onnx(path, outputs=...)`` chooses.  A model that certainly combines rows is refused; for one that may
-        combine them a warning is given.
+        A model whose outputs have a row for each row of its inputs, independent of the other rows;
+        ``ff.from_onnx(path, outputs=...)`` chooses from several outputs.  A model that certainly combines rows is
+        refused; a model that may combine them causes a warning.
     source : path, array, frame, or mapping of model inputs to arrays
         An array: of numpy or Dask, a ``.npy`` file, or a zarr array (``x.zarr``, ``g.zarr/array``); in a zarr group,
-        the array with the name of the input.  Or a table, whose columns go to the inputs as those of
+        the array with the name of the input.  Or a table, whose columns become the inputs as in
         ``model.predict(table)``: a frame (of pandas, polars, pyarrow or dask.dataframe), CSV with a header (``t.csv``,
-        ``t.csv.gz``), or a parquet file, a folder of them or a pattern (``in/*.parquet``), in which folders
+        ``t.csv.gz``), or a parquet file, a folder of parquet files or a pattern (``in/*.parquet``), in which folders
         ``key=value`` are columns, and a column of lists of one length is a matrix.  Or images, see `preprocess`.
     sink : path, or mapping of model outputs to paths
         An array, ``.npy`` or ``.zarr``, has one output; without a suffix it is a folder with a ``.npy`` file for each.
-        A table, ``.parquet`` (a folder of one file a chunk) or ``.csv`` (one file), has all of them as columns, after
-        those of `passthrough`: ``name``, or ``name_0``, ``name_1`` and so on where rows have several numbers.  An
-        address is that of an object store (``s3://``, ``gs://``, ``az://``, ``abfs://``, ``memory://``).
+        A table, ``.parquet`` (a folder of one file a chunk) or ``.csv`` (one file), has all outputs as columns, after
+        the columns of `passthrough`: ``name``, or ``name_0``, ``name_1`` and so on if rows have several numbers.  An
+        address names an object store (``s3://``, ``gs://``, ``az://``, ``abfs://``, ``memory://``).
     batch_size : int, optional
-        Rows of a chunk.  By default, values take at most 32 MiB and a chunk is at least some 50 ms of work; a resumed
+        Rows of a chunk.  By default, values take at most 32 MiB and a chunk is at least about 50 ms of work; a resumed
         run keeps its number.
     client : distributed.Client, optional
-        By default the current client; without one, threads of this process.  With an asynchronous client, await what
-        this returns: the run has its own thread and client to the same scheduler, and stops when it is cancelled.
+        Client whose workers compute.  Default: the current client, or threads of this process if there is none.  With
+        an asynchronous client, await the returned object: the run has its own thread and client to the same scheduler,
+        and stops when it is cancelled.
     progress : bool, optional
-        Whether to show a bar on standard error; by default, if that is a terminal.
+        Whether to show a bar on standard error; by default, if standard error is a terminal.
     batch_inputs : str or collection of str, optional
-        The inputs whose rows are streamed, where their axes 0 have different names or none, so that the model does
-        not tell; the other inputs are passed whole to each chunk.
+        The inputs whose rows are streamed; the other inputs are passed whole to each chunk.  They have to be named if
+        the first axes of the inputs have different names or none.
     overwrite : bool
-        Whether to start a new run where `sink` is an output of `ff.predict_files`, which stays until the new one is
-        complete. Nothing else is replaced.
+        Whether to start a new run if `sink` is an output of `ff.predict_files`; this output stays until the new one is
+        complete.  No other file is replaced.
     passthrough : str or sequence of str, optional
-        Columns of a table, of any type, which are written before the results.  A column of a CSV file is kept as text
-        where a number would not keep it, such as ``0000001``.
+        Columns of a table, of any type, which are written before the results.  A column of a CSV file is written as
+        text if a number would lose characters, as in ``0000001``.
     columns : sequence of str, optional
-        Columns of a table for a model with one input of (rows, columns), in this order, or one column of lists.  By
-        default those that the model names, else all that are not kept.
+        Columns of a table for a model with one input of (rows, columns), in this order, or one column of lists.
+        Default: the columns that the model names, or else all columns that are not in `passthrough`.
     preprocess : "imagenet" or callable, optional
         For a source of images (``images/*.jpg``, or a folder of them): a function in the worker that takes an image of
         Pillow and returns an array for the model's input, without its rows; "imagenet" resizes, crops and normalizes as
         torchvision does for networks that were trained on ImageNet.  A table has the images' paths as its column
         ``path``.  Another function, or one with other arguments, defaults or state, is another run.
     unreadable : "raise" or "skip"
-        What to do about images that cannot be read: end the run, or leave them out of the table and name them in the
-        summary.
+        Whether an image that cannot be read ends the run, or is left out of the table and named in the summary.
     separator, encoding : str
-        Of a CSV file.
+        Separator of the columns and encoding of a CSV file.
     null_values : collection of str, optional
-        Words of a CSV file for missing values; by default those of pandas.
+        Words of a CSV file for missing values; by default pandas' words.
     types : mapping of str to str, optional
-        Types of columns of a CSV file, such as ``{"id": "string"}``, by pyarrow's names; by default those of its first
-        megabyte.
+        Types of columns of a CSV file, such as ``{"id": "string"}``, by pyarrow's names; by default, types are inferred
+        from the file's first megabyte.
 
     Returns
     -------
@@ -187,12 +187,12 @@ def predict_files(
     Raises
     ------
     InputError
-        Before anything is submitted: rows that do not fit the model, a sink that exists and is not this run's, or
-        is written by another run, an unknown format, files or addresses that a worker cannot read, a package of an
-        address that is not installed.  At the end: a source that changed during the run (a change of a dask
-        collection while it is read is not noticed), another file at the sink.
+        If rows do not fit the model, the sink exists and is not this run's, or another run writes it, a format is
+        unknown, a worker cannot read files or addresses, or a package that an address needs is not installed; this is
+        checked before anything is submitted.  At the end, if a source changed during the run (a change of a dask
+        collection while it is read is not noticed), or another file is at the sink.
     RuntimeError
-        A chunk failed; the message names its rows.  The chunks in flight were completed.
+        If a chunk failed; the message names its rows.  The chunks that were running are completed first.
 
     Examples
     --------
@@ -209,7 +209,7 @@ def predict_files(
     reading = Reading(kept, columns, preprocess, unreadable, csv)
     started = partial(_run, model, source, sink, reading, batch_size, progress, batch_inputs, overwrite)
     client = client if client is not None else current_client()
-    return beside(started, client) if client is not None and client.asynchronous else started(client)
+    return run_in_thread(started, client) if client is not None and client.asynchronous else started(client)
 
 
 def _run(
@@ -226,7 +226,7 @@ def _run(
     graph = model if isinstance(model, Model) else from_onnx(model)
     opened, title, defaults = opened_of(graph), f"model {graph.name!r}", defaults_of(graph)
     batch_size = checked_batch(batch_size if batch_size is not None else defaults.batch_size, title)
-    ends = ends_of(opened.signature, source, sink, reading, title, client)
+    ends = endpoints_of(opened.signature, source, sink, reading, title, client)
     journal = Journal(journal_folder(sink, ends.places))
     shapes = standins(opened.signature, ends.sources)
     opened = with_batched(
@@ -234,7 +234,7 @@ def _run(
     )
     check_places(ends.paths, ends.places.values(), journal.folder)
     rows = check_sources(opened.signature, ends.sources, title)
-    with held([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
+    with hold_sinks([place.path for place in ends.places.values()]) as holds, pool_for(client) as pool:
         was = journal.header()
         before = None if overwrite else was
         if batch_size is None:
@@ -248,7 +248,7 @@ def _run(
         job = StreamJob(work.call, work.chunks, start.sinks, journal.parts(start.header.run), work.named)
         if job.named or len(start.done) < job.chunks.count:
             pool.begin(opened, job, work.feeds(), [*ends.paths, *journal.seen(start)])
-        computed, seconds = _fly(job, pool, start, ends, journal, progress)
+        computed, seconds = _run_chunks(job, pool, start, ends, journal, progress)
         header = start.header
         if not header.is_finished:
             header = _finish(start, job, ends, journal, holds)
@@ -265,14 +265,14 @@ def _begin(work: Work, was: Header | None, before: Header | None, journal: Journ
         journal.check_same(before, header)
     rows = work.known_rows()
     sinks = work.sinks(pool.first_row(work.opened, work.call, work.feeds()) if rows is None else rows)
-    with _writable(work.ends):
+    with _name_write_errors(work.ends):
         if before is None:
             return journal.anew(header, was, sinks)
         return journal.again(header, before, sinks)
 
 
 @contextmanager
-def _writable(ends: Ends) -> Iterator[None]:
+def _name_write_errors(ends: Endpoints) -> Iterator[None]:
     """Raise `InputError` with sink and reason where the file system refuses a write."""
     try:
         yield
@@ -284,8 +284,8 @@ def _writable(ends: Ends) -> Iterator[None]:
         ) from error
 
 
-def _fly(
-    job: StreamJob, pool: AnyPool, start: Start, ends: Ends, journal: Journal, progress: bool | None
+def _run_chunks(
+    job: StreamJob, pool: AnyPool, start: Start, ends: Endpoints, journal: Journal, progress: bool | None
 ) -> tuple[int, float]:
     """Compute the chunks that are not done, and read the others again whose source has but a name.
 
@@ -318,22 +318,20 @@ def _fly(
             if isinstance(failed.error, _LASTING)
             else "call ff.predict_files as before to compute the others"
         )
-        raise kind(f"{what} {_kept(job)}; {remedy}") from failed.error
+        raise kind(f"{what} {_resume_note(job)}; {remedy}") from failed.error
     except BaseException as stop:
         # An interrupt, or the end of the cluster: done chunks stay done.
         remedy = _CORRECT if isinstance(stop, _LASTING) else "call ff.predict_files as before to resume"
-        stop.add_note(f"{_kept(job)}; {remedy}")
+        stop.add_note(f"{_resume_note(job)}; {remedy}")
         raise
     return len(left), time.perf_counter() - begin
 
 
-def _kept(job: StreamJob) -> str:
-    return (
-        f"{len(done_in(job.sinks, job.chunks))} of {job.chunks.count} chunks are done, and in {job.parts!r}"
-    )
+def _resume_note(job: StreamJob) -> str:
+    return f"{len(finished_chunks(job.sinks, job.chunks))} of {job.chunks.count} chunks are done, and in {job.parts!r}"
 
 
-def _check_sources(start: Start, ends: Ends, journal: Journal, failed: str = "") -> None:
+def _check_sources(start: Start, ends: Endpoints, journal: Journal, failed: str = "") -> None:
     """Raise where a source has changed; which rows the chunks have is not known then, so none counts.
 
     `failed` tells of a chunk that failed before the end.
@@ -359,9 +357,9 @@ def _check_sources(start: Start, ends: Ends, journal: Journal, failed: str = "")
             )
 
 
-def _finish(start: Start, job: StreamJob, ends: Ends, journal: Journal, holds: Sequence[Any]) -> Header:
+def _finish(start: Start, job: StreamJob, ends: Endpoints, journal: Journal, holds: Sequence[Any]) -> Header:
     _check_sources(start, ends, journal)
-    if missing := sorted(frozenset(range(job.chunks.count)) - done_in(job.sinks, job.chunks)):
+    if missing := sorted(frozenset(range(job.chunks.count)) - finished_chunks(job.sinks, job.chunks)):
         raise RuntimeError(
             f"{len(missing)} parts are gone from {job.parts!r} (the first: {missing[0]}); call ff.predict_files as"
             f" before to"
@@ -369,5 +367,5 @@ def _finish(start: Start, job: StreamJob, ends: Ends, journal: Journal, holds: S
         )
     for hold in holds:
         hold.check()
-    with _writable(ends):
+    with _name_write_errors(ends):
         return journal.publish(start, *notes_in(job.parts))

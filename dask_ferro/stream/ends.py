@@ -60,7 +60,7 @@ class InputRows(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ends:
+class Endpoints:
     """Where the rows of a run come from and go to.
 
     `sources` are by input, of a table as `InputRows`; `places` are where the outputs go, in the model's order.  `paths`
@@ -92,22 +92,26 @@ class Reading(NamedTuple):
     csv: CsvOptions
 
 
-def ends_of(sig: Signature, source: Any, sink: Any, reading: Reading, title: str, client: Any) -> Ends:
+def endpoints_of(
+    sig: Signature, source: Any, sink: Any, reading: Reading, title: str, client: Any
+) -> Endpoints:
     """Return the sources and sinks of a run."""
     if not sig.inputs:
         raise InputError(f"{title} has no inputs, so there are no rows to stream")
-    place = _located(source)
+    place = _path_of(source)
     kind = place.kind if place else "frame" if is_frame(source) else "arrays"
     _check_options(kind, repr(place.path) if place else f"a {type(source).__name__}", reading, title)
-    places = named_places([spec.name for spec in sig.outputs], sink)
+    places = sinks_by_name([spec.name for spec in sig.outputs], sink)
     if kind == "images":
-        ends = _image_ends(sig, source, places, reading, title)
+        ends = _image_endpoints(sig, source, places, reading, title)
     elif kind in ("frame", "csv", "parquet"):
-        ends = _table_ends(sig, _open_table(source, place, reading, client), place, places, reading, title)
+        ends = _table_endpoints(
+            sig, _open_table(source, place, reading, client), place, places, reading, title
+        )
     else:
-        given = named_sources([spec.name for spec in sig.inputs], source)
+        given = sources_by_name([spec.name for spec in sig.inputs], source)
         sources = {name: open_source(one, name) for name, one in given.items()}
-        ends = Ends(sources, places, [one.path for one in sources.values() if hasattr(one, "path")])
+        ends = Endpoints(sources, places, [one.path for one in sources.values() if hasattr(one, "path")])
     _check_columns(sig, ends, reading, title)
     return ends
 
@@ -131,7 +135,7 @@ def _check_options(kind: str | None, what: str, reading: Reading, title: str) ->
         )
 
 
-def _check_columns(sig: Signature, ends: Ends, reading: Reading, title: str) -> None:
+def _check_columns(sig: Signature, ends: Endpoints, reading: Reading, title: str) -> None:
     """Raise `InputError` where results and kept columns have one name, or no sink has columns."""
     empty = empty_results(sig)
     tables = [place for place in ends.places.values() if place.is_table]
@@ -155,17 +159,17 @@ def _open_table(source: Any, place: SourcePath | None, reading: Reading, client:
         return open_csv(place.path, reading.csv) if place.kind == "csv" else open_parquet(place.path)
 
 
-def _table_ends(
+def _table_endpoints(
     sig: Signature,
     table: TableSource,
     place: SourcePath | None,
     places: Mapping[str, SinkPath],
     reading: Reading,
     title: str,
-) -> Ends:
+) -> Endpoints:
     kept = reading.keep or ()
     _check_names("passthrough", kept, table, title)
-    mapped = _mapped(sig, table, kept, reading.columns, title)
+    mapped = _map_columns(sig, table, kept, reading.columns, title)
     features = tuple(chain.from_iterable(mapped.values()))
     # Other columns are never read: tables are often wide.
     table = table.select(tuple(dict.fromkeys((*kept, *features))))
@@ -183,19 +187,19 @@ def _table_ends(
     found = read_table(first, sig, title)
     assert found is not None
     sources = {name: InputRows(table.rows, a.shape[1:], a.dtype) for name, a in found.arrays.items()}
-    paths = [files.resolved(files.folder_of(place.path))] if place else []
-    return Ends(sources, places, paths, table, features, kept, settings)
+    paths = [files.resolve(files.folder_of(place.path))] if place else []
+    return Endpoints(sources, places, paths, table, features, kept, settings)
 
 
 def _check_names(option: str, names: Sequence[str], table: TableSource, title: str) -> None:
     there = table.schema.names
     if unknown := sorted(set(names) - set(there)):
         raise InputError(
-            f"{title}: {option}={unknown[:8]} are no columns of {table.label!r}; it has {', '.join(there[:20])}"
+            f"{title}: {option}={unknown[:8]} are not columns of {table.label!r}; it has {', '.join(there[:20])}"
         )
 
 
-def _mapped(
+def _map_columns(
     sig: Signature, table: TableSource, kept: Sequence[str], columns: Sequence[str] | None, title: str
 ) -> dict[str, list[str]]:
     """Return the columns that go to each input."""
@@ -219,9 +223,9 @@ def _mapped(
     return {name: [c] if isinstance(c, str) else list(c) for name, c in mapped.items()}
 
 
-def _image_ends(
+def _image_endpoints(
     sig: Signature, source: Any, places: Mapping[str, SinkPath], reading: Reading, title: str
-) -> Ends:
+) -> Endpoints:
     if len(sig.inputs) > 1:
         names = ", ".join(spec.name for spec in sig.inputs)
         raise InputError(
@@ -233,7 +237,7 @@ def _image_ends(
         )
     kept = (PATH,) if reading.keep is None else reading.keep
     if set(kept) - {PATH}:
-        raise InputError(f"{title}: passthrough={list(kept)}, and of images there is {PATH!r} alone")
+        raise InputError(f"{title}: passthrough={list(kept)}, but images have only the column {PATH!r}")
     if images.skips and not all(place.is_table for place in places.values()):
         raise InputError(
             f"{title}: unreadable='skip' needs a table as sink: a path ending in .parquet or .csv"
@@ -243,8 +247,8 @@ def _image_ends(
         "preprocess": identity(images.preprocess),
         "unreadable": reading.unreadable,
     }
-    paths = sorted(map(files.resolved, set(map(os.path.dirname, images.files))))
-    return Ends({sig.inputs[0].name: images}, places, paths, images, (), kept, settings)
+    paths = sorted(map(files.resolve, set(map(os.path.dirname, images.files))))
+    return Endpoints({sig.inputs[0].name: images}, places, paths, images, (), kept, settings)
 
 
 # ---- sources ------------------------------------------------------------------------------------------------
@@ -261,7 +265,7 @@ class SourcePath(NamedTuple):
     path: str
 
 
-def _located(source: Any) -> SourcePath | None:
+def _path_of(source: Any) -> SourcePath | None:
     """Return what the path of a source names, or None of what is no path."""
     if not _is_path(source):
         return None
@@ -272,17 +276,17 @@ def _located(source: Any) -> SourcePath | None:
         if not (os.path.isfile(path) or os.path.isdir(path)):
             raise InputError(f"source {path!r} is neither a file nor a folder")
     with readable(path):
-        path = files.resolved(path)
+        path = files.resolve(path)
         return SourcePath(_kind_of(path), path)
 
 
 def _kind_of(path: str) -> str | None:
     """Return the kind of a source by its name, or by what is in its folder."""
-    if files.bare(path).lower().endswith(_CSV):
+    if files.strip_query(path).lower().endswith(_CSV):
         return "csv"
     if kind := _KINDS.get(files.suffix_of(path)):
         return kind
-    if files.suffix_of(os.path.dirname(files.bare(path))) == ".zarr":
+    if files.suffix_of(os.path.dirname(files.strip_query(path))) == ".zarr":
         # An array in a group, of which a web server need not list the files.
         return "zarr"
     if files.is_pattern(path) or not files.is_folder(path):
@@ -293,15 +297,15 @@ def _kind_of(path: str) -> str | None:
     return next((kind for kind, ends in _IN_FOLDERS.items() if any(files.files_in(below, ends))), None)
 
 
-def named_sources(names: Sequence[str], source: Any) -> dict[str, Any]:
+def sources_by_name(names: Sequence[str], source: Any) -> dict[str, Any]:
     """Return the source of each model input."""
     if isinstance(source, Mapping):
         given = dict(source)
     elif len(names) == 1:
         given = {names[0]: source}
-    elif (place := _located(source)) is not None and place.kind == "zarr":
+    elif (place := _path_of(source)) is not None and place.kind == "zarr":
         # A group has an array for each input.
-        given = {name: files.joined(place.path, name) for name in names}
+        given = {name: files.join(place.path, name) for name in names}
     else:
         raise InputError(
             f"the model has inputs {', '.join(names)}; pass a mapping of them to sources, or {_TABLES}"
@@ -321,7 +325,7 @@ def _check_named(
 
 def open_source(source: Any, name: str) -> Any:
     """Return the rows for a model input: of a path, or an array of numpy or Dask."""
-    place = _located(source)
+    place = _path_of(source)
     if place is not None:
         with readable(place.path):
             if place.kind == "npy":
@@ -331,13 +335,14 @@ def open_source(source: Any, name: str) -> Any:
         if place.kind is None:
             raise InputError(f"source {place.path!r}: unknown format; wanted {_ARRAYS}, or {_TABLES}")
         raise InputError(
-            f"source {place.path!r} is no array, and goes to all inputs: pass it alone, or for input {name!r} {_ARRAYS}"
+            f"source {place.path!r} is not an array: pass it as the only source, for all inputs, or pass for input"
+            f" {name!r} {_ARRAYS}"
         )
     what = f"source of {name!r}"
     if isinstance(source, np.ndarray) or (is_dask_collection(source) and hasattr(source, "rechunk")):
         return open_array(source, what)
     raise InputError(
-        f"{what} is a {type(source).__name__}; wanted {_ARRAYS}; or as the only source {_TABLES}"
+        f"{what} is a {type(source).__name__}; wanted {_ARRAYS}, or as the only source {_TABLES}"
     )
 
 
@@ -354,14 +359,14 @@ def _fit(path: str, what: str) -> str:
     """Return a path, with the scheme of an address in small letters."""
     # An empty path is the working directory, and a null byte truncates a path.
     if not path or "\0" in path:
-        raise InputError(f"{what} {path!r} is no path; wanted {_SINKS}")
-    return files.resolved(path) if is_address(path) else path
+        raise InputError(f"{what} {path!r} is not a path; wanted {_SINKS}")
+    return files.resolve(path) if is_address(path) else path
 
 
 # ---- sinks --------------------------------------------------------------------------------------------------
 
 
-def named_places(names: Sequence[str], sink: Any) -> dict[str, SinkPath]:
+def sinks_by_name(names: Sequence[str], sink: Any) -> dict[str, SinkPath]:
     """Return where the outputs of a model go, in its order, by their names."""
     if isinstance(sink, Mapping):
         remedy = ": name a sink for each, or choose some by ff.from_onnx(model, outputs=...)"
@@ -384,7 +389,7 @@ def _spread(names: tuple[str, ...], path: str) -> dict[tuple[str, ...], str]:
     suffix = files.suffix_of(path)
     if suffix == "":
         # Quoted, because names of outputs may contain slashes.
-        return {(name,): files.joined(path, f"{quote(name, safe='')}.npy") for name in names}
+        return {(name,): files.join(path, f"{quote(name, safe='')}.npy") for name in names}
     if len(names) > 1 and KINDS.get(suffix) in ("npy", "zarr"):
         raise InputError(
             f"the model has outputs {', '.join(names)}, and sink {path!r} holds one: choose it by ff.from_onnx(model,"
@@ -425,13 +430,13 @@ def _place(path: str, outputs: tuple[str, ...]) -> SinkPath:
     if kind is None:
         raise InputError(f"sink {path!r}: unknown format; wanted {_SINKS}")
     # Resolved here, because workers may have another working directory.
-    return SinkPath(kind, files.resolved(path), outputs)
+    return SinkPath(kind, files.resolve(path), outputs)
 
 
 def journal_folder(sink: Any, places: Mapping[str, SinkPath]) -> str:
     """Return the folder of the record: beside the sink, the folder of sinks, or the first of several sinks."""
-    beside = next(iter(places.values())).path if isinstance(sink, Mapping) else files.resolved(_path(sink))
-    return files.resolved(beside + SUFFIX) if is_address(beside) else beside + SUFFIX
+    beside = next(iter(places.values())).path if isinstance(sink, Mapping) else files.resolve(_path(sink))
+    return files.resolve(beside + SUFFIX) if is_address(beside) else beside + SUFFIX
 
 
 def _overlap(one: str, other: str) -> bool:

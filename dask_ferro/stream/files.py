@@ -52,7 +52,7 @@ class Stamp(NamedTuple):
 # ---- names ------------------------------------------------------------------------------------------------
 
 
-def resolved(path: str) -> str:
+def resolve(path: str) -> str:
     """Return the real path of a path, or an `Address` with its scheme in small letters and no slash at its end."""
     if not is_address(path):
         return os.path.realpath(path)
@@ -65,18 +65,18 @@ def resolved(path: str) -> str:
     return Address(scheme.lower() + slashes + rest)
 
 
-def joined(folder: str, *names: str) -> str:
+def join(folder: str, *names: str) -> str:
     path = "/".join((folder.rstrip("/"), *names))
     return Address(path) if is_address(folder) else path
 
 
-def bare(path: str) -> str:
+def strip_query(path: str) -> str:
     """Return a path, or an address without its query: what has a suffix."""
     return path.partition("?")[0] if is_web(path) else path
 
 
 def suffix_of(path: str) -> str:
-    return os.path.splitext(bare(path).rstrip("/"))[1].lower()
+    return os.path.splitext(strip_query(path).rstrip("/"))[1].lower()
 
 
 def is_web(path: str) -> bool:
@@ -102,13 +102,13 @@ def location_of(path: str) -> tuple[type | None, str]:
     if not is_address(path):
         return None, path
     with errors_of(path):
-        system, there = _at(bare(path))
+        system, there = _split_address(strip_query(path))
         if kind_of(path) in ("file", "local"):
             return None, os.path.realpath(there)
         return type(system), there.rstrip("/")
 
 
-def _at(path: str) -> tuple[Any, str]:
+def _split_address(path: str) -> tuple[Any, str]:
     # Imported on use: a run of arrays in memory needs none.
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
@@ -145,7 +145,7 @@ def errors_of(path: str) -> Iterator[None]:
 def _system(path: str) -> Iterator[tuple[Any, str]]:
     """Have the file system of a path, and the path there, with `errors_of`."""
     with errors_of(path):
-        yield _at(path)
+        yield _split_address(path)
 
 
 # ---- looking ----------------------------------------------------------------------------------------------
@@ -175,7 +175,9 @@ def names_in(folder: str) -> list[str]:
     """Return the names in a folder; none where it does not exist."""
     try:
         with _system(folder) as (system, there):
-            return sorted(name for path in system.ls(there, detail=False) if (name := _below(there, path)))
+            return sorted(
+                name for path in system.ls(there, detail=False) if (name := _relative_name(there, path))
+            )
     except FileNotFoundError:
         return []
 
@@ -185,7 +187,9 @@ def find(folder: str, **options: Any) -> dict[str, Mapping[str, Any]]:
     try:
         with _system(folder) as (system, there):
             found = system.find(there, detail=True, **options)
-            return {name: info for path, info in sorted(found.items()) if (name := _below(there, path))}
+            return {
+                name: info for path, info in sorted(found.items()) if (name := _relative_name(there, path))
+            }
     except FileNotFoundError:
         return {}
 
@@ -200,11 +204,13 @@ def files_of(path: str, suffixes: Sequence[str]) -> list[str]:
         with _system(path) as (system, there):
             if not is_address(path):
                 there = glob.escape(folder) + path[len(folder) :]
-            root = _at(folder)[1]
-            return sorted((joined(folder, _below(root, n)) for n in system.glob(there)), key=natural_sort_key)
+            root = _split_address(folder)[1]
+            return sorted(
+                (join(folder, _relative_name(root, n)) for n in system.glob(there)), key=natural_sort_key
+            )
     if not is_folder(path):
         return [path]
-    return sorted((joined(path, name) for name in files_in(find(path), suffixes)), key=natural_sort_key)
+    return sorted((join(path, name) for name in files_in(find(path), suffixes)), key=natural_sort_key)
 
 
 def files_in(names: Iterable[str], suffixes: Sequence[str]) -> Iterator[str]:
@@ -217,7 +223,7 @@ def files_in(names: Iterable[str], suffixes: Sequence[str]) -> Iterator[str]:
             yield name
 
 
-def _below(folder: str, name: str) -> str:
+def _relative_name(folder: str, name: str) -> str:
     return name[len(folder.rstrip("/")) :].strip("/")
 
 
@@ -242,7 +248,7 @@ def output_stamp(path: str) -> str:
         return str(stamp(path))
     # Of links, empty folders and devices too; without the change time, which a rename changes.
     is_one = os.path.islink(path) or not os.path.isdir(path)
-    below = {"": _at(path)[0].info(path)} if is_one else find(path, withdirs=True)
+    below = {"": _split_address(path)[0].info(path)} if is_one else find(path, withdirs=True)
     return str(summary({name: _moved_stamp(info) for name, info in below.items()}))
 
 
@@ -267,7 +273,7 @@ def stamps(paths: Sequence[str]) -> dict[str, Stamp]:
     """Return the stamps of files; of several objects of one folder from its listing."""
     if len(paths) > 1 and is_address(paths[0]) and not is_web(paths[0]):
         folders = {os.path.dirname(path) for path in paths}
-        listed = {joined(f, n): info for f in folders for n, info in find(f).items()}
+        listed = {join(f, n): info for f in folders for n, info in find(f).items()}
         return {path: _stamp(listed[path]) if path in listed else stamp(path) for path in paths}
     return {path: stamp(path) for path in paths}
 
@@ -288,7 +294,7 @@ def check_unchanged(path: str, opened: Stamp) -> None:
 
 
 @contextmanager
-def opened(path: str, compression: str | None = None) -> Iterator[Any]:
+def open_file(path: str, compression: str | None = None) -> Iterator[Any]:
     """Have a file open for reading by position; "infer" decompresses it by its suffix."""
     with _system(path) as (system, there), system.open(there, "rb", compression=compression) as file:
         # A web server without ranges sends the file as a whole.
@@ -355,9 +361,9 @@ def copy(sources: Sequence[str], targets: Sequence[str]) -> None:
     """Copy objects inside their store, several at a time."""
     if sources:
         with errors_of(targets[0]):
-            system, _ = _at(targets[0])
+            system, _ = _split_address(targets[0])
             # By files, because some stores take two lists for a folder each.
-            system.copy([_at(s)[1] for s in sources], [_at(t)[1] for t in targets])
+            system.copy([_split_address(s)[1] for s in sources], [_split_address(t)[1] for t in targets])
 
 
 def remove(path: str) -> None:

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple, Self
 
 from dask_ferro.errors import InputError
 from dask_ferro.lock import SUFFIX as LOCK
-from dask_ferro.lock import held as held_paths
-from dask_ferro.lock import record, refused
+from dask_ferro.lock import held_error, record
+from dask_ferro.lock import hold_locks as held_paths
 from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.sinks import Sink, done_in
+from dask_ferro.stream.sinks import Sink, finished_chunks
 
 SUFFIX = ".ferro-progress"
 _FILE = "run.json"
@@ -131,13 +131,13 @@ class Journal:
 
     def placed(self, sinks: Sequence[Sink], run: str) -> list[Sink]:
         """Return sinks with the folders of a run's parts."""
-        return [replace(sink, folder=files.joined(self.parts(run), str(k))) for k, sink in enumerate(sinks)]
+        return [replace(sink, folder=files.join(self.parts(run), str(k))) for k, sink in enumerate(sinks)]
 
     def _path_of(self, output: Output) -> str:
-        return files.joined(os.path.dirname(self.folder), output.sink)
+        return files.join(os.path.dirname(self.folder), output.sink)
 
     def _path(self, name: str) -> str:
-        return files.joined(self.folder, name)
+        return files.join(self.folder, name)
 
     def _sweep(self, run: str) -> None:
         """Remove what killed and overwritten runs left, except the parts of one run."""
@@ -200,14 +200,14 @@ class Journal:
         lies = files.output_stamp(path)
         if lies not in ("", output.replaces, output.made) and not (is_store and header.publishes):
             raise self._foreign(path, header)
-        has_mark = not (is_store and sink.mark) or files.exists(files.joined(path, sink.mark))
+        has_mark = not (is_store and sink.mark) or files.exists(files.join(path, sink.mark))
         return bool(output.made) and lies == output.made and has_mark
 
     def _prepared(self, header: Header, sinks: Sequence[Sink], chunks: Chunks) -> Start:
         files.make_folder(self.parts(header.run))
         for sink in sinks:
             sink.prepare()
-        return Start(header, tuple(sinks), done_in(sinks, chunks))
+        return Start(header, tuple(sinks), finished_chunks(sinks, chunks))
 
     def _foreign(self, path: str, header: Header) -> InputError:
         if header.is_finished:
@@ -260,13 +260,13 @@ class Journal:
             files.put_joined(path, pieces)
             return self._made(header, name, files.output_stamp(path))
         # First, so that nobody takes what is left of the old output for a whole one.
-        files.remove(files.joined(path, sink.mark))
+        files.remove(files.join(path, sink.mark))
         files.remove(path)
         names = [one for one in files.find(whole) if one not in files.MARKS]
-        files.copy([files.joined(whole, n) for n in names], [files.joined(path, n) for n in names])
+        files.copy([files.join(whole, n) for n in names], [files.join(path, n) for n in names])
         header = self._made(header, name, files.output_stamp(path))
-        mark = b"" if sink.mark == files.COMPLETE else files.read(files.joined(whole, sink.mark))
-        files.put(files.joined(path, sink.mark), mark)
+        mark = b"" if sink.mark == files.COMPLETE else files.read(files.join(whole, sink.mark))
+        files.put(files.join(path, sink.mark), mark)
         return header
 
 
@@ -277,7 +277,7 @@ class AddressLock:
     """The lock of a sink at an address: an object that is created, with the process that has it."""
 
     def __init__(self, sink: str) -> None:
-        self.sink, self.path = sink, files.resolved(sink + LOCK)
+        self.sink, self.path = sink, files.resolve(sink + LOCK)
         self._record = record() | {"token": uuid.uuid4().hex}
 
     def __enter__(self) -> Self:
@@ -288,7 +288,7 @@ class AddressLock:
         except FileExistsError:
             holder = self._holder()
             if holder.get("host") != socket.gethostname() or _is_alive(holder.get("pid", 0)):
-                error = refused(self.sink, holder or None)
+                error = held_error(self.sink, holder or None)
                 raise InputError(f"{error}; if that process has ended, remove {self.path!r}") from None
             files.put(self.path, content)
             self.check()
@@ -331,7 +331,7 @@ def _is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def held(sinks: Sequence[str]) -> Iterator[list[Any]]:
+def hold_sinks(sinks: Sequence[str]) -> Iterator[list[Any]]:
     """Hold the locks of some sinks, paths or addresses, while the block runs; `check()` each before the end."""
     paths = [sink for sink in sinks if not is_address(sink)]
     with ExitStack() as stack:

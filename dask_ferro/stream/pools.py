@@ -32,7 +32,7 @@ from dask_ferro.lower.prepared.remote import is_address
 from dask_ferro.stream.formats import rows_of
 from dask_ferro.stream.formats.tables import compact, forget
 from dask_ferro.stream.window import LOOK_S
-from dask_ferro.stream.work import ChunkCall, RowFeed, StreamJob, first_row, run_chunk, unseen
+from dask_ferro.stream.work import ChunkCall, RowFeed, StreamJob, first_row, missing_path, run_chunk
 
 # In flight: two chunks per thread, and some for the round trip of a result to the client and a task back.
 _PER_SLOT, _SPARE = 2, 2
@@ -140,7 +140,9 @@ class ClientPool:
         content = unseen_content(opened.loaded, opened.ref.path, self._client)
         self._copy = None if content is None else self._submit(rows_of, content)
         self._whole = {i: self._submit(rows_of, f.at(0)) for i, f in enumerate(feeds) if not f.carries}
-        blind = [(w, p) for w, p in ask_about_files(self._client, unseen, paths).items() if p is not None]
+        blind = [
+            (w, p) for w, p in ask_about_files(self._client, missing_path, paths).items() if p is not None
+        ]
         if blind:
             worker, path = blind[0]
             more = (
@@ -164,7 +166,7 @@ class ClientPool:
         rest = [self._client.compute(p) if isinstance(p, Delayed) else compact(p) for p in pieces]
         results = {i: piece for i, piece in enumerate(rest) if hasattr(piece, "key")}
         rest = [None if i in results else piece for i, piece in enumerate(rest)]
-        call = PortableCall(_called, (tuple(results), function, rest))
+        call = PortableCall(_call_with_results, (tuple(results), function, rest))
         with dask.config.set(_LARGE_TASKS):
             key = key or f"stream-{uuid4().hex}"
             future = self._client.submit(call, *results.values(), key=key, retries=retries)
@@ -220,14 +222,14 @@ class ClientPool:
 AnyPool = ThreadPool | ClientPool
 
 
-def _called(*args: Any) -> Any:
+def _call_with_results(*args: Any) -> Any:
     """Call a function of pieces, some of which are the results of tasks."""
     *results, places, function, pieces = args
     there = dict(zip(places, results, strict=True))
     return function(*(there.get(i, piece) for i, piece in enumerate(pieces)))
 
 
-async def beside(run: Callable[[Any], Any], client: Any) -> Any:
+async def run_in_thread(run: Callable[[Any], Any], client: Any) -> Any:
     """Return what a function of a synchronous client returns, from a thread, for a caller with an asynchronous one.
 
     The thread gets a client of its own to the same scheduler.  It is closed when the caller is cancelled, so that the

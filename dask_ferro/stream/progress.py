@@ -34,7 +34,7 @@ def bar(unit: str, total: int | None, done: int, is_shown: bool | None) -> Itera
         yield lambda more, head="", said="": None
         return
     if in_cell:
-        yield _in_cell(unit, of, inf if total is None else total, done)
+        yield _show_in_cell(unit, of, inf if total is None else total, done)
         return
     counts = TextColumn(f"{{task.completed:,.0f}}{of} {unit}{{task.fields[said]}}")
     columns = (TextColumn("{task.description}"), BarColumn(), counts, _Rate(), TimeRemainingColumn())
@@ -43,7 +43,7 @@ def bar(unit: str, total: int | None, done: int, is_shown: bool | None) -> Itera
         yield lambda more, head=unit, said="": shown.update(task, advance=more, description=head, said=said)
 
 
-def _in_cell(unit: str, of: str, total: float, done: int) -> Callable[..., None]:
+def _show_in_cell(unit: str, of: str, total: float, done: int) -> Callable[..., None]:
     """Show a line in the current cell; return the function that adds finished rows or batches to it.
 
     Rich has a display for notebooks, but only with ipywidgets; its lines would be an output each.

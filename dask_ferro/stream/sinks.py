@@ -57,7 +57,7 @@ class Sink:
     def prepare(self) -> None:
         """Make the folder; of zarr the array, and of no rows the one part that has the types."""
         if self.kind == "zarr":
-            if not files.exists(files.joined(self.folder, "zarr.json")):
+            if not files.exists(files.join(self.folder, "zarr.json")):
                 self._create()
             return
         files.make_folder(self.folder)
@@ -81,17 +81,17 @@ class Sink:
             span = slice(*self.chunks.span(number))
             with files.errors_of(self.folder):
                 zarr.open_array(zarr_store(self.folder, read_only=False), mode="r+")[span] = rows
-            if not files.exists(files.joined(self.folder, "c", *[str(number), *"0" * len(self.row_shape)])):
+            if not files.exists(files.join(self.folder, "c", *[str(number), *"0" * len(self.row_shape)])):
                 # Rows of zeros have no file.
                 files.make_folder(self._empty)
-                files.put(files.joined(self._empty, f"part-{number}.raw"), b"")
+                files.put(files.join(self._empty, f"part-{number}.raw"), b"")
         else:
             files.put(self._part(number), _content(self.kind, rows, is_first=number == 0))
 
     def done(self) -> frozenset[int]:
         names = [*files.names_in(self.folder), *files.names_in(self._empty)]
         if self.kind == "zarr":
-            names += files.find(files.joined(self.folder, "c"))
+            names += files.find(files.join(self.folder, "c"))
         matches = filter(None, map(_PART.fullmatch, names))
         return frozenset(int(match[1] or match[2]) for match in matches)
 
@@ -106,7 +106,7 @@ class Sink:
             # Writers that were killed leave ours, and zarr's.
             for name in files.find(self.folder):
                 if os.path.basename(name).startswith(".") or name.endswith(".partial"):
-                    files.remove(files.joined(self.folder, name))
+                    files.remove(files.join(self.folder, name))
         if self.kind in ("parquet", "zarr"):
             return self.folder, None
         return f"{self.folder}.whole", self._joined()
@@ -121,7 +121,7 @@ class Sink:
         if self.kind == "npy":
             yield self._npy_header()
         for number in range(count):
-            with files.opened(self._part(number)) as file:
+            with files.open_file(self._part(number)) as file:
                 yield from iter(partial(file.read, _BLOCK), b"")
 
     def _npy_header(self) -> bytes:
@@ -134,12 +134,12 @@ class Sink:
     def _part(self, number: int) -> str:
         # The same number of digits in each name, so that names sort like their numbers.
         digits = max(6, len(str(self.chunks.count)))
-        return files.joined(
+        return files.join(
             self.folder, f"part-{number:0{digits}d}.{'raw' if self.kind == 'npy' else self.kind}"
         )
 
 
-def done_in(sinks: Sequence[Sink], chunks: Chunks) -> frozenset[int]:
+def finished_chunks(sinks: Sequence[Sink], chunks: Chunks) -> frozenset[int]:
     """Return the chunks that have a part in each of some sinks."""
     return frozenset(range(chunks.count)).intersection(*(sink.done() for sink in sinks))
 

@@ -27,8 +27,8 @@ from dask_ferro.lower.worker.models import ModelRef
 from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks, batch_rows
-from dask_ferro.stream.ends import Ends
-from dask_ferro.stream.formats import Array, numeric, pa, rows_of
+from dask_ferro.stream.ends import Endpoints
+from dask_ferro.stream.formats import Array, check_numeric, pa, rows_of
 from dask_ferro.stream.formats.images import ImageRows
 from dask_ferro.stream.formats.tables import Schema, Table, digest_of
 from dask_ferro.stream.journal import Header, Output
@@ -133,7 +133,7 @@ def run_chunk(job: StreamJob, number: int, known: Sequence[str] | None, copy: An
     results = job.call.results(job.call.inputs(read), copy)
     if any(note.values()):
         # Before the part: a part that is there has nothing that is not recorded.
-        files.put(files.joined(job.parts, f"{_NOTE}{number}"), json.dumps(note).encode())
+        files.put(files.join(job.parts, f"{_NOTE}{number}"), json.dumps(note).encode())
     rows = job.chunks.length(number) - len(skipped)
     parts = []
     for sink in job.sinks:
@@ -161,12 +161,12 @@ def _check(value: Any, sink: Sink, length: int, model: str) -> None:
 def notes_in(parts: str) -> tuple[tuple[str, ...], dict[str, list[str]]]:
     """Return the files that the tasks of a run left out, and digests of what they read, by chunk."""
     names = [name for name in files.names_in(parts) if name.startswith(_NOTE)]
-    notes = {name.removeprefix(_NOTE): json.loads(files.read(files.joined(parts, name))) for name in names}
+    notes = {name.removeprefix(_NOTE): json.loads(files.read(files.join(parts, name))) for name in names}
     skipped = sorted(path for note in notes.values() for path in note["skipped"])
     return tuple(skipped), {number: note["read"] for number, note in notes.items() if note["read"]}
 
 
-def unseen(paths: Sequence[str]) -> str | None:
+def missing_path(paths: Sequence[str]) -> str | None:
     """Return the first path that does not exist for this process, with the reason where a store gives one, or None."""
     for path in paths:
         try:
@@ -204,7 +204,7 @@ def standins(sig: Signature, sources: Mapping[str, Any], rows: int | None = None
     return arrays
 
 
-def _sampled(opened: PreparedModel, sources: Mapping[str, Any]) -> tuple[int, Any]:
+def _measure_sample(opened: PreparedModel, sources: Mapping[str, Any]) -> tuple[int, Any]:
     """Return a number of rows, and the model's types and costs for it."""
     rows = opened.signature.fixed_rows or _SAMPLE_ROWS
     return rows, opened.sized(standins(opened.signature, sources, rows), rows)
@@ -219,7 +219,7 @@ def check_sources(sig: Signature, sources: Mapping[str, Any], title: str) -> int
         )
     if sig.held_elsewhere:
         raise InputError(
-            f"{title}: its rows cannot be streamed in chunks: {sig.held_elsewhere}; call the model on all rows at once"
+            f"{title}: its rows cannot be streamed in chunks: {sig.held_elsewhere}; call the model on all rows together"
         )
     if len(set(lengths.values())) > 1:
         raise InputError(f"{title}: sources differ in rows: {lengths}")
@@ -228,9 +228,9 @@ def check_sources(sig: Signature, sources: Mapping[str, Any], title: str) -> int
     return int(rows)
 
 
-def default_batch(opened: PreparedModel, ends: Ends, rows: int, slots: int) -> int:
+def default_batch(opened: PreparedModel, ends: Endpoints, rows: int, slots: int) -> int:
     sig = opened.signature
-    sample, sized = _sampled(opened, ends.sources)
+    sample, sized = _measure_sample(opened, ends.sources)
     weights = opened.loaded.model.graph.initializers
     largest = max((value_bytes(t) for name, t in sized.types.items() if name not in weights), default=0)
     read = [source for name, source in ends.read.items() if name in sig.carried or ends.table is not None]
@@ -250,7 +250,7 @@ class Work:
     """The work of a run: a model, its ends and its chunks."""
 
     opened: PreparedModel
-    ends: Ends
+    ends: Endpoints
     chunks: Chunks
 
     @cached_property
@@ -311,7 +311,7 @@ class Work:
 
         Raises `InputError` for outputs that are known not to have a row for each row of the inputs.
         """
-        sample, sized = _sampled(self.opened, self.ends.sources)
+        sample, sized = _measure_sample(self.opened, self.ends.sources)
         known, problems = {}, []
         for spec in self.opened.signature.outputs:
             shape = sized.types[spec.name].shape
@@ -338,7 +338,7 @@ class Work:
                 made.append(Sink(place.kind, place.outputs, self.chunks, np.dtype(object), (), schema))
             else:
                 (name,) = place.outputs
-                dtype = numeric(np.dtype(rows[name][0]), f"output {name!r}")
+                dtype = check_numeric(np.dtype(rows[name][0]), f"output {name!r}")
                 made.append(Sink(place.kind, place.outputs, self.chunks, dtype, tuple(rows[name][1])))
         return made
 

@@ -75,7 +75,7 @@ class Batch(NamedTuple):
         lengths = {value.shape[0] if value.ndim else -1 for value in self.arrays.values()}
         if any(map(isnan, lengths)):
             raise InputError(
-                "fit: batches: a dask array's chunks have unknown lengths, and batches are cut by rows; call"
+                "fit: batches: a dask array's chunks have unknown lengths, so it cannot be cut into batches; call"
                 " compute_chunk_sizes() on it first"
             )
         if len(lengths) != 1 or -1 in lengths:
@@ -230,7 +230,7 @@ class _Blocks(NamedTuple):
 def _cut(blocks: _Blocks, size: int | None, seed: int | None, keeps_last: bool) -> Batches:
     """Return rows in an order by seed and epoch, cut into batches."""
     if size is None:
-        raise InputError("fit: batch_size: got None, wanted the rows of a batch, from 1 on")
+        raise InputError("fit: batch_size: got None, wanted the number of rows of a batch")
     rows = sum(blocks.lengths)
     full, rest = divmod(rows, size)
     rest = rest if keeps_last else 0

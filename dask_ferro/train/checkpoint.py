@@ -44,7 +44,7 @@ from dask_ferro import lock, portable
 from dask_ferro.errors import InputError
 from dask_ferro.graph.sharding.parts import holders
 from dask_ferro.graph.sharding.parts import part as box_of
-from dask_ferro.lines import opened, put, sealed
+from dask_ferro.lines import format_line, parse_line, put
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import ask_workers
 from dask_ferro.lower.ranks.sharded import ShardedArray
@@ -52,7 +52,7 @@ from dask_ferro.train.state import TrainingState
 
 _FORMAT = "dask_ferro checkpoint 3"
 _MANIFEST = "manifest.json"
-_WORDS = lock.Words("fit: checkpoint folder", "ff.fit")
+_WORDS = lock.LockMessages("fit: checkpoint folder", "ff.fit")
 # Seconds without any worker after which none is expected any more; a worker that its nanny restarts takes a few.
 GONE_S = 5.0
 _EVERY_S = 0.1
@@ -64,7 +64,7 @@ Types: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 @contextmanager
-def hold_folder(folder: str) -> Iterator[list[lock.Hold]]:
+def hold_folder(folder: str) -> Iterator[list[lock.HeldLock]]:
     """Create the folder of checkpoints, hold it while the block runs, and remove what killed writers left in it.
 
     Raises `InputError` if it cannot be created, or another training holds it.
@@ -74,7 +74,7 @@ def hold_folder(folder: str) -> Iterator[list[lock.Hold]]:
     except OSError as error:
         raise InputError(f"fit: checkpoint: {error}; give a folder, or the path of a new one") from error
     # The separator puts the lock's file into the folder, whose parent may be read-only.  Windows has no such locks.
-    with lock.held([os.path.join(folder, "")] if portable.has_locks() else [], _WORDS) as holds:
+    with lock.hold_locks([os.path.join(folder, "")] if portable.has_locks() else [], _WORDS) as holds:
         for part in Path(folder).glob(".step-*.part"):
             shutil.rmtree(part, ignore_errors=True)
         yield holds
@@ -107,7 +107,7 @@ def check_is_newest(folder: str, step: int) -> None:
     if newest and newest[0] > _path_of(folder, step):
         raise InputError(
             f"fit: checkpoint {newest[0]!r} was written by another training, and this one stood at step {step}; call"
-            " ff.fit again to go on from it, or give another folder"
+            " ff.fit again to continue from it, or give another folder"
         )
 
 
@@ -158,7 +158,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _read_manifest(path: str) -> dict[str, Any]:
     try:
-        manifest = opened(Path(path, _MANIFEST).read_bytes())
+        manifest = parse_line(Path(path, _MANIFEST).read_bytes())
     except OSError as error:
         raise _damage_error(path, _MANIFEST, error) from error
     if manifest is None:
@@ -167,8 +167,8 @@ def _read_manifest(path: str) -> dict[str, Any]:
         )
     if (wrote := manifest.get("format")) != _FORMAT:
         raise InputError(
-            f"fit: checkpoint {path!r}: it has format {wrote!r}, and this release of dask_ferro reads {_FORMAT!r}; go"
-            " on with the release that wrote it, or give another folder"
+            f"fit: checkpoint {path!r}: it has format {wrote!r}, and this release of dask_ferro reads {_FORMAT!r};"
+            " continue with the release that wrote it, or give another folder"
         )
     return manifest
 
@@ -235,7 +235,7 @@ def save(
         files = _write_arrays(part, state.arrays, types)
         manifest = {"format": _FORMAT, "state": state.to_json(), "facts": facts, "settings": settings}
         manifest |= {"files": files, "arrays": types}
-        put(os.path.join(part, _MANIFEST), sealed(manifest))
+        put(os.path.join(part, _MANIFEST), format_line(manifest))
         _synchronise(part)
         # The same step may be there, if an error came after its rename.
         shutil.rmtree(path, ignore_errors=True)

@@ -23,7 +23,7 @@ from dask_ferro.graph.tensor.tensor import Tensor
 from dask_ferro.lower.prepared.remote import is_address, without_secrets
 from dask_ferro.train.batches import batches_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics
-from dask_ferro.train.program import Recipe, replace_rate
+from dask_ferro.train.program import TrainingSpec, replace_rate
 from dask_ferro.train.rates import RateOf, rate_of
 from dask_ferro.train.state import constants
 from dask_ferro.train.training import Fit
@@ -64,58 +64,59 @@ def fit(
     Parameters
     ----------
     loss : callable or Tensor
-        `loss(params, batch)`, called once with tensors in the forms of `params` and of a batch, returns a scalar; a
-        parameter named `step` gets the number of the batch, an int64 scalar, which seeds what is random in a step, and
-        one named `rows` the number of each row in its batch, which micro-batches need for it.  Or a scalar Tensor,
-        whose arguments are the arrays of a batch.
+        Function `loss(params, batch)` that is called once with tensors in the forms of `params` and of a batch, and
+        returns a scalar.  A parameter named `step` receives the number of the batch, an int64 scalar, which seeds
+        random numbers of a step; a parameter named `rows` receives the index of each row in its batch, which random
+        numbers need with micro-batches.  Or a scalar Tensor, whose arguments are the arrays of a batch.
     params : array or Tensor, or lists, tuples and dicts of them
-        What to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
+        Parameters to train, with initial values.  An array is named by its keys ("layer0.weight"), for plans.
     batches : array, tuple or mapping of arrays, path, iterable, or callable
         Arrays of numpy or Dask with one number of rows, or a parquet file or folder, whose columns of numbers are
         arrays: they are cut into batches of `batch_size` rows.  Or batches themselves: a list, a loader such as
         PyTorch's, or a function from an epoch's number to an iterable.  A batch is an array, or a tuple or mapping of
         arrays.
     optimizer : Optimizer
-        From `ft.optim`, or any with `init` and `step`.
+        An optimizer of `ft.optim`, or any other object with `init` and `step`.
     plan : path, mapping or PlanFile, optional
-        How the training is distributed, as `ff.parallelize` takes it; by default a step is computed on one worker, or
-        without a client in this process.
+        How the training is distributed; see `ff.parallelize`.  By default a step is computed on one worker, or in this
+        process if there is no client.
     epochs : int, optional
     batch_size : int, optional
         Rows of a batch; for arrays and files.
     seed : int or None, optional
-        Of the order of rows, which is another one in every epoch; None: in order.  Blocks (chunks of a dask array, row
-        groups of a file) are shuffled, and the rows in each.  A list of batches is shuffled too; other iterables are
-        not.
+        Seed of the shuffling; the order of rows changes every epoch.  None: no shuffling.  Blocks (chunks of a dask
+        array, row groups of a file) are shuffled, and the rows in each block.  A list of batches is shuffled too; other
+        iterables are not.
     drop_last : bool, optional
-        Whether the last rows of an epoch are left out where they are fewer than `batch_size`.
+        Whether to leave out an incomplete last batch of an epoch.
     metrics : mapping of str to callable or Tensor, optional
         Scalars of the same arguments as the loss, computed in the same pass, and combined as losses are.
     lr : callable or float, optional
-        From the number of updates before a step to its learning rate, in place of the optimizer's: `ff.CosineDecay`, or
-        any function of the number alone.  A number stays the rate.
+        Function that maps the number of updates so far to the learning rate, instead of the optimizer's rate:
+        `ff.CosineDecay`, or any function of only this number.  Or a constant learning rate.
     clip_norm : float, optional
         The largest norm of all gradients together; larger ones are scaled down.
     accumulate_steps : int, optional
         The number of batches whose gradients are averaged, by rows, for one update; a group ends with its epoch.
     precision : {"float16", "bfloat16"}, optional
-        The dtype in which loss and metrics are computed; parameters, gradients and state keep theirs.  Operators that
-        ONNX does not have in bfloat16 compute in float32, and so does what loses digits in a model from
-        `ff.load_trainable`.
+        The dtype in which loss and metrics are computed; parameters, gradients and state keep their dtypes.  Operators
+        that ONNX does not have in bfloat16 compute in float32.  So do operators of a model from `ff.load_trainable`
+        that would lose digits.
     loss_scale : LossScaler, float or "dynamic", optional
         The scale of the loss, by default "dynamic" with float16 and none otherwise.  A batch whose gradients are not
         finite changes no parameters; it counts as an update for `lr`.
     nonfinite : {"stop", "skip", "continue"}, optional
-        What a batch with a NaN or infinite loss does.  "stop": the training ends before it, by an error with its
-        number.  "skip": it changes nothing, as with a loss scale, and neither does one whose gradients are not finite,
-        which ranks and stages tell each other in every step.  "continue": it is a batch as any other.
+        Effect of a batch with a NaN or infinite loss.  "stop": the training ends before this batch with an error that
+        has its number.  "skip": the batch changes nothing, as with a loss scale.  Neither does a batch whose gradients
+        are not finite, which ranks and stages report to each other in every step.  "continue": it is treated like any
+        other batch.
     checkpoint : path, optional
-        A folder of checkpoints, of one training at a time: arrays as safetensors, and a manifest.  If it has one, the
-        training goes on from the newest, with the same bits; a warning names settings that have changed.  With workers
-        they have to see the folder too: they write the parts that they hold.
+        A folder of checkpoints, of one training at a time: arrays as safetensors, and a manifest.  If the folder has a
+        checkpoint, the training resumes from the newest one, with the same bits; a warning names settings that have
+        changed.  Workers have to see the folder too, because they write the parts that they hold.
     checkpoint_every : int, optional
         The number of batches between checkpoints.  One is also written at the end, and when the loop is left: by
-        `break`, an error, or Ctrl-C.  Arrays that are not finite are no checkpoint, and replace none.
+        `break`, an error, or Ctrl-C.  Arrays that are not finite are never written as a checkpoint.
     max_checkpoints : int, optional
         The number of checkpoints that stay in the folder.
     patience : int, optional
@@ -125,24 +126,24 @@ def fit(
     progress : bool, optional
         Whether to show a progress line; by default, if standard error is a terminal, and in a notebook.
     **options
-        `micro_batches`, `schedule`, `stages`, `chunks`, `reduction` and `workers`, as `ff.parallelize` takes them.
+        `micro_batches`, `schedule`, `stages`, `chunks`, `reduction` and `workers` of `ff.parallelize`.
 
     Returns
     -------
     Fit
         An iterable of steps with `loss`, `metrics`, `epoch`, `index`, `rows`, `is_updated`, `lr` and `params`;
-        arrays are fetched when they are read.  `Fit.params` are the parameters after the step that the loop
-        has.  With a client steps are submitted in groups, one group ahead of the loop, so their batches and rates are
-        asked for early.
+        arrays are fetched when they are read.  `Fit.params` are the parameters after the newest step of the loop.  With
+        a client, steps are submitted in groups, one group ahead of the loop, so their batches and rates are requested
+        early.
 
     Raises
     ------
     InputError
-        An option out of range, batches that the loss or the plan does not take, or a checkpoint that is damaged or of
-        another training; where the sizes of batches are known, before anything is computed.  A folder that another
-        training holds, or a loss that is not finite.
+        If an option is out of range, batches do not fit the loss or the plan, or a checkpoint is damaged or belongs to
+        another training; if the sizes of batches are known, this is checked before anything is computed.  If another
+        training holds the folder, or a loss is not finite.
     UnsupportedOpError
-        An op without a gradient.
+        If an op has no gradient.
 
     Examples
     --------
@@ -183,13 +184,13 @@ def fit(
     if unknown := sorted(options.keys() - set(_OPTIONS)):
         known = [*signature(fit).parameters, *_OPTIONS]
         raise InputError(
-            f"fit: unknown option {', '.join(unknown)}; beside its own it takes {', '.join(_OPTIONS)} of ff.parallelize"
+            f"fit: unknown option {', '.join(unknown)}; it also takes {', '.join(_OPTIONS)} of ff.parallelize"
             f"{did_you_mean(unknown[0], known)}"
         )
     if checkpoint_every is not None and checkpoint is None:
         raise InputError("fit: checkpoint_every: there is no folder for checkpoints; give checkpoint= too")
     rate = rate_of(lr)
-    recipe = Recipe(
+    recipe = TrainingSpec(
         loss=loss,
         metrics=metrics,
         optimizer=optimizer if rate is None else replace_rate(optimizer),
@@ -235,7 +236,7 @@ def _check_roles(loss: object, metrics: Any, optimizer: object) -> None:
     if not isinstance(metrics, Mapping):
         raise InputError(f"fit: metrics: got {metrics!r}, wanted them by name: {{'accuracy': accuracy}}")
     if "loss" in metrics:
-        raise InputError("fit: metrics: 'loss' is the name of the loss; use another one")
+        raise InputError("fit: metrics: 'loss' is the name of the loss; use another name")
     for name, value in {"loss": loss, **{f"metrics: {n!r}": metric for n, metric in metrics.items()}}.items():
         if not (isinstance(value, Tensor) or callable(value)):
             raise InputError(f"fit: {name}: got {value!r}, wanted a function of (params, batch), or a Tensor")

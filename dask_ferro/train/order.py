@@ -19,7 +19,7 @@ Rows: TypeAlias = np.ndarray[Any, Any]
 _BLOCKS, _ROWS = 0, 1
 
 
-class Take(NamedTuple):
+class RowSelection(NamedTuple):
     """Rows of a block, in order; they count from the block's first row."""
 
     block: int
@@ -49,7 +49,7 @@ def block_order(blocks: int, seed: int | None, epoch: int) -> list[int]:
 
 def cut(
     lengths: Sequence[int], size: int, seed: int | None, epoch: int, start: int = 0
-) -> Iterator[list[Take]]:
+) -> Iterator[list[RowSelection]]:
     """Yield the rows of each batch of `size` rows of an epoch, from batch `start` on; the last may be shorter.
 
     `lengths` are the rows of each block.
@@ -66,7 +66,7 @@ def cut(
         rows, skipped = permutation(lengths[block], seed, epoch, block, _ROWS)[skipped:], 0
         while len(rows):
             part, rows = np.split(rows, [min(size - count, len(rows))])
-            batch.append(Take(block, part))
+            batch.append(RowSelection(block, part))
             count += len(part)
             if count == size:
                 yield batch

@@ -40,7 +40,7 @@ RATE, LOSS_SCALE = "fit.rate", "fit.scale"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingSpec:
     """What is trained and how; `options` are keywords of `parallel`.
 
     Where the rate is a function of the step, the optimizer reads the argument `RATE`.
@@ -119,7 +119,7 @@ def replace_rate(optimizer: Optimizer) -> Optimizer:
     return dataclasses.replace(optimizer, lr=input(RATE, (), np.float64))  # type: ignore[type-var]
 
 
-def _scale_loss(loss: Tensor, recipe: Recipe) -> Tensor:
+def _scale_loss(loss: Tensor, recipe: TrainingSpec) -> Tensor:
     """Return a loss times its scale, an input, where the recipe has one."""
     if recipe.nonfinite == "skip":
         # The factor gives a loss that is not finite gradients that are not either, and it stays what it is.
@@ -134,7 +134,7 @@ def _scale_loss(loss: Tensor, recipe: Recipe) -> Tensor:
 class TrainingProgram:
     """The steps of a training on batches with the dtypes and row shapes of the `first`; `params` are constants."""
 
-    def __init__(self, recipe: Recipe, params: Tree, first: Batch) -> None:
+    def __init__(self, recipe: TrainingSpec, params: Tree, first: Batch) -> None:
         graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, first)
         self._is_scaled = recipe.scale is not None
         # No scale is fetched with the loss that the caller reads.
@@ -160,7 +160,7 @@ class TrainingProgram:
         if rows % parts:
             raise InputError(
                 f"fit: batches: one has {rows} rows, wanted a multiple of the {parts} micro-batches; choose another"
-                " batch_size, or drop_last=True where the last batch of an epoch is smaller"
+                " batch_size, or drop_last=True if the last batch of an epoch is smaller"
             )
         self.pipeline.check(rows)
 

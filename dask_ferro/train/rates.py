@@ -24,7 +24,7 @@ class CosineDecay:
     ----------
     peak : float
     updates : int
-        The update from which on the rate is `final`.
+        The update at which the rate reaches `final`.
     warmup : int, optional
         The number of updates with a rising rate; the first has `peak / warmup`.
     final : float, optional
@@ -32,7 +32,7 @@ class CosineDecay:
     Raises
     ------
     InputError
-        A negative rate, or a warm-up that is not shorter than all updates.
+        If a rate is negative, or the warm-up is not shorter than all updates.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class CosineDecay:
         for name in ("peak", "final"):
             if not getattr(self, name) >= 0:
                 raise InputError(
-                    f"CosineDecay: {name}: got {getattr(self, name)!r}, wanted a number from 0 on"
+                    f"CosineDecay: {name}: got {getattr(self, name)!r}, wanted a number of at least 0"
                 )
         if not 0 <= self.warmup < self.updates:
             raise InputError(
@@ -70,16 +70,16 @@ def rate_of(rate: RateOf | float | None) -> RateOf | None:
     """Return a rate as a function of the update; a number stays what it is."""
     if rate is None or callable(rate):
         return rate
-    value = _checked(rate, "lr", "a number from 0 on, or a function from the number of updates to one")
+    value = _check_rate(rate, "lr", "a number of at least 0, or a function from the number of updates to one")
     return lambda update: value
 
 
 def rate_at(rate: RateOf, update: int) -> float:
-    """Return the rate of an update; raises `InputError` if it is no finite number from 0 on."""
-    return _checked(rate(update), f"lr({update})", "a finite number from 0 on")
+    """Return the rate of an update; raises `InputError` if it is not a finite number of at least 0."""
+    return _check_rate(rate(update), f"lr({update})", "a finite number of at least 0")
 
 
-def _checked(value: Any, name: str, wanted: str) -> float:
+def _check_rate(value: Any, name: str, wanted: str) -> float:
     is_number = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf"
     if not (is_number and isfinite(value) and value >= 0):
         raise InputError(f"fit: {name}: got {value!r}, wanted {wanted}")

@@ -100,7 +100,7 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
         yield ".".join(map(str, (name, *path) if name else path)), leaf
 
 
-def whole(tree: Tree) -> Tree:
+def fetch_all(tree: Tree) -> Tree:
     """Return a tree of arrays, not to be written to; sharded ones are fetched."""
     check_reachable(tree)
     return pytree.like(tree, map(_read_only, leaves_of(gather(tree))))
@@ -114,8 +114,8 @@ def check_reachable(tree: Tree) -> None:
         isinstance(leaf, ShardedArray) for leaf in leaves_of(tree)
     ):
         raise InputError(
-            "fit: the parameters are on the workers of a client that is closed, or is not the current one; go on while"
-            " it is, or from a checkpoint (checkpoint=)"
+            "fit: the parameters are on the workers of a client that is closed, or is not the current one; continue"
+            " while it is the current client, or from a checkpoint (checkpoint=)"
         )
 
 

@@ -22,16 +22,16 @@ from typing import NamedTuple
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lock import Hold
+from dask_ferro.lock import HeldLock
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.run import Step
 from dask_ferro.lower.ranks.sharded import gather
 from dask_ferro.stream.progress import bar
 from dask_ferro.train import checkpoint
 from dask_ferro.train.batches import Batch, Batches
-from dask_ferro.train.program import Recipe, StepInputs, TrainingProgram
+from dask_ferro.train.program import StepInputs, TrainingProgram, TrainingSpec
 from dask_ferro.train.rates import rate_at
-from dask_ferro.train.state import EarlyStopping, TrainingState, check_reachable, values, whole
+from dask_ferro.train.state import EarlyStopping, TrainingState, check_reachable, fetch_all, values
 from dask_ferro.train.update import UPDATED
 
 # With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
@@ -75,7 +75,7 @@ class FitStep:
     @cached_property
     def params(self) -> Tree:
         """The parameters after the batch, in the form that was given; with a client all of them are fetched."""
-        return whole(self._params)
+        return fetch_all(self._params)
 
     def __repr__(self) -> str:
         return f"<FitStep {self.index}, epoch {self.epoch}, {self.rows} rows>"
@@ -114,7 +114,7 @@ def next_size(size: int, pace: float) -> int:
 class Fit:
     """A training that can be iterated over: each iteration goes on where the last one ended.  Created by `fit`."""
 
-    def __init__(self, recipe: Recipe, params: Tree, batches: Batches) -> None:
+    def __init__(self, recipe: TrainingSpec, params: Tree, batches: Batches) -> None:
         self._recipe, self._tensors, self._batches = recipe, params, batches
         # Replaced by one assignment: Ctrl-C may come between any two.
         self._now = TrainingState(
@@ -130,7 +130,7 @@ class Fit:
         self._failure: BaseException | None = None
         # Steps of the next group, and of any.
         self._size, self._limit = 1, _GROUP_STEPS
-        self._holds: list[Hold] = []
+        self._holds: list[HeldLock] = []
         if recipe.folder is not None:
             checkpoint.check_types(self._types)
         # Batches of known sizes are checked before any is computed; others when they come.
@@ -149,7 +149,7 @@ class Fit:
     @property
     def params(self) -> Tree:
         """The parameters as they are now, as whole arrays in the form that was given."""
-        return whole(self._now.params)
+        return fetch_all(self._now.params)
 
     def __repr__(self) -> str:
         return f"<Fit at epoch {self._now.epoch} of {self._recipe.epochs}, {self._now.step} batches done>"
@@ -209,8 +209,8 @@ class Fit:
             raise InputError(
                 f"fit: the loss of batch {self._now.batch} of epoch {step.epoch} (step {step.index}) is {step.loss},"
                 " wanted a finite number: a value or label is out of range, the rate too large, or gradients before it"
-                " were not finite; the training stands before this batch: mend it and go on, or have such batches left"
-                " out (nonfinite='skip')"
+                " were not finite; the training stands before this batch: repair the batch and continue, or leave"
+                " out such batches (nonfinite='skip')"
             )
         # Without early stopping nothing is counted, or a training that goes on with it would stop at once.
         if self._recipe.patience is None:
@@ -269,8 +269,8 @@ class Fit:
         last = next(batches, None)
         if last is None or (now.digest and last.digest not in ("", now.digest)):
             raise InputError(
-                f"fit: batches: batch {number} of epoch {epoch} is another one than before; give the same data in the"
-                " same order, such as a list, or a function from an epoch's number to its batches"
+                f"fit: batches: batch {number} of epoch {epoch} differs from the earlier run's; give the same data in"
+                " the same order, such as a list, or a function from an epoch's number to its batches"
             )
         return batches if now.batch else self._batches.epoch(now.epoch, 0)
 

@@ -70,7 +70,7 @@ class LossScaler:
     Raises
     ------
     InputError
-        A number that is no power of two, or out of range.
+        If a number is not a power of two, or is out of range.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class LossScaler:
                 )
         if not isinstance(self.interval, int) or self.interval < 1:
             raise InputError(
-                f"loss scale: interval: got {self.interval!r}, wanted a number of steps from 1 on"
+                f"loss scale: interval: got {self.interval!r}, wanted a number of steps of at least 1"
             )
 
 
@@ -143,7 +143,7 @@ class BatchUpdate:
             grads, group, conditions = self._accumulated(grads, state, finite)
             after |= group
         if self.clip is not None:
-            grads = clipped(grads, self.clip)
+            grads = clip_by_norm(grads, self.clip)
         # Optimizers expect gradients in the dtypes of their parameters.
         grads = pytree.mapped(lambda w, g: cast(g, w.type.dtype), params, grads)
         before = state.get("optimizer", {})
@@ -211,7 +211,7 @@ def all_finite(gradients: Sequence[Tensor]) -> Tensor:
     return reduce(maximum, wrong) == 0.0
 
 
-def clipped(grads: Tree, most: float) -> Tree:
+def clip_by_norm(grads: Tree, most: float) -> Tree:
     """Return gradients, scaled down together if the norm of all of them is larger than `most`.
 
     Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), section 3.2.

@@ -26,7 +26,7 @@ _MOST = 4
 _SILENT = "no answer"
 
 
-def drawn(facts: ClusterFacts, found: Sequence[ClusterFinding]) -> str:
+def draw_check(facts: ClusterFacts, found: Sequence[ClusterFinding]) -> str:
     """Return a check as text of the terminal's width."""
     text = StringIO()
     show_check(console(text, shutil.get_terminal_size((_COLUMNS, 24)).columns), facts, found)
@@ -45,32 +45,32 @@ def show_check(out: Console, facts: ClusterFacts, found: Sequence[ClusterFinding
 
 def rows(facts: ClusterFacts) -> Iterator[tuple[str, str, str, str]]:
     """Yield the rows: the fact, and its value for the client, the scheduler and the workers."""
-    yield _compared("Python", facts, lambda process: process.python)
+    yield _compare_row("Python", facts, lambda process: process.python)
     for package in PACKAGES:
-        yield _compared(package, facts, partial(_version, package))
-    yield _compared("host", facts, lambda process: process.host)
+        yield _compare_row(package, facts, partial(_version, package))
+    yield _compare_row("host", facts, lambda process: process.host)
     scheduler, workers = facts.processes["scheduler"], facts.asked_workers.values()
     answered = [one for one in workers if not one.failure]
     status = _SILENT if scheduler.failure else "running"
-    yield "status", "-", status, counted(_SILENT if one.failure else one.status for one in workers)
+    yield "status", "-", status, count_texts(_SILENT if one.failure else one.status for one in workers)
     on = f"on, stealing {facts.stealing or 'unknown'}" if scheduler.plugin else "off"
     plugin = "-" if scheduler.failure else on
-    yield "plugin", "-", plugin, counted("on" if one.plugin else "off" for one in answered)
-    yield "GPUs", "-", "-", counted(str(one.gpus) for one in answered)
-    yield "threads", "-", "-", counted(str(one.threads) for one in answered)
+    yield "plugin", "-", plugin, count_texts("on" if one.plugin else "off" for one in answered)
+    yield "GPUs", "-", "-", count_texts(str(one.gpus) for one in answered)
+    yield "threads", "-", "-", count_texts(str(one.threads) for one in answered)
     limits = (size(one.memory_limit) if one.memory_limit else "no limit" for one in answered)
-    yield "memory", "-", "-", counted(limits)
+    yield "memory", "-", "-", count_texts(limits)
 
 
-def _compared(
+def _compare_row(
     name: str, facts: ClusterFacts, value: Callable[[ProcessFacts], str]
 ) -> tuple[str, str, str, str]:
     scheduler, told = facts.processes["scheduler"], facts.answered
-    workers = counted(value(told[at]) for at in facts.asked_workers if at in told)
+    workers = count_texts(value(told[at]) for at in facts.asked_workers if at in told)
     return name, value(facts.processes["client"]), "-" if scheduler.failure else value(scheduler), workers
 
 
-def counted(texts: Iterable[str]) -> str:
+def count_texts(texts: Iterable[str]) -> str:
     """Return the different texts, the most frequent first, each with its number if there are several.
 
     >>> counted(["a", "a"]), counted(["a", "b", "a"]), counted([])

@@ -41,7 +41,7 @@ def chrome(trace: Trace) -> dict[str, Any]:
     """
     pids = {worker: number for number, worker in enumerate(dict.fromkeys(_workers(trace)), start=1)}
     zero = min((span.start for span in trace.spans), default=0.0)
-    placed = list(_placed(trace, zero))
+    placed = list(_place_spans(trace, zero))
     events = [*_names(pids, placed), *_slices(pids, placed), *_arrows(pids, placed)]
     told = {**trace.summary(), "duration": DURATION}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": told}
@@ -65,10 +65,10 @@ class PlacedSpan(NamedTuple):
     track: int
 
 
-def _placed(trace: Trace, zero: float) -> Iterator[PlacedSpan]:
+def _place_spans(trace: Trace, zero: float) -> Iterator[PlacedSpan]:
     ops = groupby(attrgetter("key", "worker"), trace.of("op"))
     for (_, lane), spans in groupby(attrgetter("worker", "lane"), trace.of("compute")).items():
-        for task in _in_rows(spans, zero):
+        for task in _stack_spans(spans, zero):
             track = lane * _PER_THREAD + min(task.track, _PER_THREAD - 1)
             yield task._replace(track=track)
             for op in ops.get((task.span.key, task.span.worker), ()):
@@ -77,10 +77,10 @@ def _placed(trace: Trace, zero: float) -> Iterator[PlacedSpan]:
                     yield PlacedSpan(op, start, took, track)
     for kind, first in (("transfer", _TRANSFERS), ("steal", _STEALS)):
         for spans in groupby(attrgetter("worker"), trace.of(kind)).values():
-            yield from (one._replace(track=first + one.track) for one in _in_rows(spans, zero))
+            yield from (one._replace(track=first + one.track) for one in _stack_spans(spans, zero))
 
 
-def _in_rows(spans: Iterable[Span], zero: float) -> Iterator[PlacedSpan]:
+def _stack_spans(spans: Iterable[Span], zero: float) -> Iterator[PlacedSpan]:
     """Yield each span in the first row in which it overlaps none."""
     ends: list[int] = []
     for span in sorted(spans, key=lambda s: (s.start, s.stop)):

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from dask_ferro.errors import InputError
-from dask_ferro.local.progress import Progress, followed
+from dask_ferro.local.progress import Progress, follow
 from dask_ferro.notebook import LiveLine, is_notebook
 from dask_ferro.views.terminal import console
 from dask_ferro.words import count, duration
@@ -26,8 +26,9 @@ _WIDE = 24
 def progress(*running: Any, notebook: bool | None = None) -> Any:
     """Show the progress of futures: bundles and ops done, ops per second, and the projected seconds left.
 
-    In a terminal it returns when all futures have finished or failed, and Ctrl-C ends the display alone; in a notebook
-    it returns at once, and the line keeps updating.  If standard error is no terminal, it writes one line at the end.
+    In a terminal it returns when all futures have finished or failed, and Ctrl-C ends only the display.  In a notebook
+    it returns immediately, and the line keeps updating.  If standard error is not a terminal, it writes one line at the
+    end.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
     Returns
     -------
     None
-        With an asynchronous client in a terminal, an awaitable.
+        An awaitable for an asynchronous client in a terminal.
 
     Raises
     ------
@@ -63,21 +64,21 @@ def progress(*running: Any, notebook: bool | None = None) -> Any:
         shown.show(words(Progress("waiting", 0.0)))
         # The client's own event loop goes on after the cell has returned.
         loop: Any = client.loop
-        loop.add_callback(_in_cell, client, futures, shown)
+        loop.add_callback(_show_in_cell, client, futures, shown)
         return None
     # Ctrl-C ends the display and not the computation.
-    return client.sync(_in_terminal, client, futures)
+    return client.sync(_show_in_terminal, client, futures)
 
 
-async def _in_cell(client: Client, futures: Sequence[Future], shown: LiveLine) -> None:
-    async for seen in followed(client, futures):
+async def _show_in_cell(client: Client, futures: Sequence[Future], shown: LiveLine) -> None:
+    async for seen in follow(client, futures):
         shown.show(words(seen), last=seen.status == "finished")
 
 
-async def _in_terminal(client: Client, futures: Sequence[Future]) -> None:
+async def _show_in_terminal(client: Client, futures: Sequence[Future]) -> None:
     newest = None
     with bar() as show:
-        async for newest in followed(client, futures):
+        async for newest in follow(client, futures):
             if show is not None:
                 show(newest)
     if newest is None or newest.status != "finished":
@@ -95,9 +96,13 @@ def words(seen: Progress) -> str:
         return "waiting for the scheduler to have all of the graph"
     parts = []
     if seen.bundles[1]:
-        parts += [f"bundles {_of(seen.bundles)}", f"ops {_of(seen.ops)}", f"{count(seen.ops_per_s)} ops/s"]
+        parts += [
+            f"bundles {_fraction(seen.bundles)}",
+            f"ops {_fraction(seen.ops)}",
+            f"{count(seen.ops_per_s)} ops/s",
+        ]
     else:
-        parts += [f"tasks {_of(seen.tasks)}", f"{count(seen.tasks_per_s)} tasks/s"]
+        parts += [f"tasks {_fraction(seen.tasks)}", f"{count(seen.tasks_per_s)} tasks/s"]
     if seen.failed:
         parts.append(f"{seen.failed} failed")
     if seen.status == "finished":
@@ -107,7 +112,7 @@ def words(seen: Progress) -> str:
     return "  ".join(parts)
 
 
-def _of(pair: tuple[int, int]) -> str:
+def _fraction(pair: tuple[int, int]) -> str:
     return f"{count(pair[0])}/{count(pair[1])}"
 
 

@@ -63,7 +63,7 @@ def show_wide(show: Callable[[Console], object]) -> None:
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
 
 
-def facts(out: Console, rows: Mapping[str, str]) -> None:
+def print_facts(out: Console, rows: Mapping[str, str]) -> None:
     """Print lines of a name and its value."""
     out.print(lines(rows.items()))
 

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.screen import Screen
 
 import dask_ferro as ff
-from dask_ferro.commands.top import arranged, screen, show_once
+from dask_ferro.commands.top import screen, show_once, sort_workers
 from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import InputError
-from dask_ferro.observe.top import look, where
+from dask_ferro.observe.top import address_source, take_snapshot
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.views.terminal import console
 from tests.programs import ran
@@ -93,7 +93,7 @@ def test_arranged(field, text, wanted):
         worker("w10", backlog=3.0, threshold=0.001),
         worker("w2", backlog=2.0, running=["mlp-softmax 1"]),
     ]
-    assert [row["name"] for row in arranged(workers, Choice(field, text))] == wanted
+    assert [row["name"] for row in sort_workers(workers, Choice(field, text))] == wanted
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_names_cannot_command_the_terminal():
 )
 def test_what_names_no_scheduler_is_refused(arguments, wanted):
     with pytest.raises(InputError, match=re.escape(wanted)):
-        where(**arguments)()
+        address_source(**arguments)()
 
 
 @pytest.mark.cluster
@@ -302,10 +302,10 @@ def test_a_look_tells_what_the_workers_do():
     with cluster() as client:
         futures = client.map(time.sleep, [0.3] * 6, key=[("nap", i) for i in range(6)], pure=False)
         until(lambda: client.run_on_scheduler(_has_done_one), "the first nap's end", every=0.01)
-        seen = client.run_on_scheduler(look)
+        seen = client.run_on_scheduler(take_snapshot)
         client.gather(futures)
         ff.uninstall(client)
-        bare = client.run_on_scheduler(look)
+        bare = client.run_on_scheduler(take_snapshot)
     assert (seen["ferro"], seen["stealing"], seen["ops"][0][0]) == (True, "informed", "nap")
     for row in seen["workers"]:
         assert (row["state"], row["device"], row["threads"], row["threshold"]) == ("busy", "cpu", 1, 0.005)

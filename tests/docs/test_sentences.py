@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from tests.each import each
-from tests.house.sentences import EXCLUDED, PATTERNS, ROOT, findings, pages, report
+from tests.house.sentences import (
+    EXCLUDED,
+    PATTERNS,
+    ROOT,
+    Passage,
+    findings,
+    module_passages,
+    pages,
+    passages,
+    report,
+)
 
 PAGE = """\
 # Of a heading
@@ -27,15 +37,46 @@ Of tests neither, as it is no prose.
 | one alone | here |
 """
 
+DOCSTRING = """\
+Return the sum.
 
-def _names(text):
-    return [found.pattern.name for found in findings(text)]
+With two axes, it is a number.
+
+Parameters
+----------
+axis : int
+    From 0: it is no matter which.
+
+Raises
+------
+InputError
+    Other axes than the array's.
+
+Examples
+--------
+>>> total()  # it is no matter
+"""
+
+MODULE = f'''
+import logging
+
+def total(axis):
+    """{DOCSTRING}"""
+    name = "it is no text of an error"
+    if not axis:
+        raise InputError(f"axis: got {{axis}}, which is no axis" + (", with axes alone" if axis else ""))
+    logger.warning("dask_ferro: nobody reads %s", axis)
+'''
+
+
+def _names(text, kind):
+    return [found.pattern.name for found in findings([Passage(text, ((0, 1),), kind)])]
 
 
 def test_a_pattern_finds_its_example_and_leaves_the_other():
     def holds(pattern):
-        assert pattern.name in _names(pattern.example)
-        assert pattern.name not in _names(pattern.counterexample)
+        assert pattern.name in _names(pattern.example, pattern.kinds[-1])
+        assert pattern.name not in _names(pattern.counterexample, pattern.kinds[-1])
 
     each(PATTERNS, holds, lambda pattern: pattern.name)
 
@@ -45,8 +86,22 @@ def test_names_are_unique():
 
 
 def test_sentences_are_read_over_lines_and_outside_of_code_tests_and_figures():
-    found = findings(PAGE)
+    found = findings(passages(PAGE))
     assert [(f.line, f.pattern.name) for f in found] == [(3, "first-word"), (19, "alone")]
+
+
+def test_docstrings_of_public_names_and_messages_are_read():
+    found = findings(module_passages(MODULE, {"total": (DOCSTRING.strip(), 4)}))
+    assert [(f.line - 4, f.pattern.name) for f in found] == [
+        (3, "first-word"), (8, "is-no-noun"), (8, "elliptical"), (13, "raises-if"),
+        (21, "is-no-noun"), (21, "alone"), (22, "programs-do-not-tell"),
+    ]  # fmt: skip
+
+
+def test_private_docstrings_are_not_read_and_generated_ones_have_the_line_of_the_name():
+    assert [f.pattern.name for f in findings(module_passages(MODULE, {}))][:1] == ["is-no-noun"]
+    generated = findings(module_passages("", {"total": (DOCSTRING, 7)}))
+    assert {f.line for f in generated} == {7}
 
 
 def test_a_finding_is_reported_with_its_place_and_remedy(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from distributed import KilledWorker, Worker
 
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.slurm.parsing import QueueRow
 from tests.clusters import on_cluster
@@ -60,7 +60,7 @@ def is_on(scheduler, name):
 
 @on_scheduler()
 async def test_a_worker_that_its_nanny_starts_again_died_of_something_else(client, scheduler):
-    blame = part_of(scheduler, Roster).blame
+    blame = part_of(scheduler, ScalingRPC).blame
     blame.died("job-0", ["task"])
     async with Worker(scheduler.address, nthreads=1, name="job-0"):
         assert await client.scheduler.ferro_unblame(names=["job-0"]) == 0
@@ -89,7 +89,7 @@ async def test_whoever_is_sooner_the_batch_system_or_the_connection(client, sche
 
 @on_scheduler()
 async def test_of_many_dead_workers_the_newest_are_remembered(scheduler):
-    blame = part_of(scheduler, Roster).blame
+    blame = part_of(scheduler, ScalingRPC).blame
     for n in range(1100):
         blame.died(f"job-{n}", ["task"])
     assert next(iter(blame._had)) == "job-100"

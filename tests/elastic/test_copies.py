@@ -14,9 +14,9 @@ from distributed.active_memory_manager import ReduceReplicas
 
 import dask_ferro as ff
 from dask_ferro.elastic import copies as module
-from dask_ferro.elastic.copies import Seat, droppable, receivers
+from dask_ferro.elastic.copies import WorkerPlace, droppable_replicas, receivers
 from dask_ferro.elastic.providers import SpecPools
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of
 from tests import clusters
 from tests.waiting import finished_async, until, until_async
@@ -29,8 +29,13 @@ RAN: Counter[str] = Counter()
 
 # -- to whom, and who drops --------------------------------------------------------------------------------
 
-SAFE, NEAR, FAR, SIBLING = Seat("", "h1"), Seat("j2", "h1"), Seat("j3", "h2"), Seat("j1", "h3")
-HOLDER = Seat("j1", "h1")
+SAFE, NEAR, FAR, SIBLING = (
+    WorkerPlace("", "h1"),
+    WorkerPlace("j2", "h1"),
+    WorkerPlace("j3", "h2"),
+    WorkerPlace("j1", "h3"),
+)
+HOLDER = WorkerPlace("j1", "h1")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,9 @@ def test_the_receivers_are(able, holders, wanted):
     ],
 )
 def test_who_may_drop_a_replica(jobs, short, is_worth, wanted):
-    assert droppable(dict(enumerate(jobs)), lambda: is_worth, lambda holder: holder in short) == wanted
+    assert (
+        droppable_replicas(dict(enumerate(jobs)), lambda: is_worth, lambda holder: holder in short) == wanted
+    )
 
 
 # -- on a cluster --------------------------------------------------------------------------------------------
@@ -106,7 +113,7 @@ class Play:
 
     @property
     def copies(self):
-        return part_of(self.scheduler, Roster).copies
+        return part_of(self.scheduler, ScalingRPC).copies
 
     async def runs(self, times=3):
         """Let the policy run some times, and the workers answer."""
@@ -310,7 +317,7 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
     ):
 
         def exposed():
-            roster = part_of(cluster.scheduler, Roster)
+            roster = part_of(cluster.scheduler, ScalingRPC)
             return roster is not None and bool(roster.copies._jobs)
 
         pools = Preemptible(SpecPools(cluster))

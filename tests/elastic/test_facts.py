@@ -12,7 +12,7 @@ from distributed import Status, Worker, wait
 
 import dask_ferro as ff
 from dask_ferro.elastic import facts
-from dask_ferro.elastic.facts import PAUSED, staffed, unrunnable
+from dask_ferro.elastic.facts import PAUSED, scaling_facts, unrunnable_tasks
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, Pool, ScalingFacts
 from tests.clusters import running
@@ -48,13 +48,13 @@ class Site:
 
 
 def rows(jobs: list[SiteJob], workers: dict[str, Any], leaving: tuple[str, ...] = ()) -> Any:
-    return staffed(NOW, Site(default={}), jobs, {"workers": workers, "demands": []}, leaving).jobs
+    return scaling_facts(NOW, Site(default={}), jobs, {"workers": workers, "demands": []}, leaving).jobs
 
 
 def admitted(site: Site, needs: dict[str, Any], jobs: list[SiteJob], workers: dict[str, Any]) -> Any:
     """Which pools may run a demand with these needs; None: any."""
     row = {"profile": ((1.0, 4.0),), "longest": 1.0, "speeds": {}, **NEEDS, **needs}
-    (found,) = staffed(NOW, site, jobs, {"workers": workers, "demands": [row]}, ()).demands
+    (found,) = scaling_facts(NOW, site, jobs, {"workers": workers, "demands": [row]}, ()).demands
     assert found.profile == row["profile"]
     return found.pools
 
@@ -122,10 +122,13 @@ SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b
     ],
 )
 def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
-    found = unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {}, "demands": []})
+    found = unrunnable_tasks(ScalingFacts(NOW, pools, jobs), {"workers": {}, "demands": []})
     assert [resources for resources, _ in found] == ([] if words == "^$" else [None])
     assert re.search(words, "".join(why for _, why in found))
-    assert unrunnable(ScalingFacts(NOW, pools, jobs), {"workers": {"tcp://1": WORKER}, "demands": []}) == []
+    assert (
+        unrunnable_tasks(ScalingFacts(NOW, pools, jobs), {"workers": {"tcp://1": WORKER}, "demands": []})
+        == []
+    )
 
 
 GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
@@ -151,7 +154,7 @@ def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
     staff = ScalingFacts(
         NOW, (Pool("cpu"), shut), (*jobs, Job("cpu-0", "cpu", RUNNING)), (Demand(((1.0, 1.0),), pools),)
     )
-    told = unrunnable(staff, {"workers": {"tcp://1": WORKER}, "demands": [GPU | needs]})
+    told = unrunnable_tasks(staff, {"workers": {"tcp://1": WORKER}, "demands": [GPU | needs]})
     words = r"no worker has the resources (.*), and none can be had now; gpu is closed until .*: no more"
     assert [re.match(words, why)[1] for _, why in told] == found
     assert [resources for resources, _ in told] == [(GPU | needs)["resources"]] * len(found)

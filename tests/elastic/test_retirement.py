@@ -20,7 +20,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 import dask_ferro as ff
 from dask_ferro.elastic import evacuation
 from dask_ferro.elastic.recompute import Recompute
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of, put_on
 from tests import clusters
 from tests.clusters import running
@@ -133,7 +133,7 @@ async def started(name, count=1):
 def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_killed_meanwhile():
     """Stock: of 4 -> 1 with 20 held results, 15 are lost and computed again."""
     with running(4) as client:
-        client.run_on_scheduler(put_on, part=Roster())
+        client.run_on_scheduler(put_on, part=ScalingRPC())
         *leavers, stays, killed = list(client.cluster.scheduler.workers)
         held = [client.submit(bytes, 3 * MB + i, workers=[leavers[i % 2]]) for i in range(20)]
         scattered = client.scatter(bytes(5000), workers=leavers[:1])
@@ -142,7 +142,7 @@ def test_four_to_one_loses_none_of_twenty_held_results_though_a_receiver_is_kill
 
         async def go():
             going = asyncio.ensure_future(client.cluster.scheduler_comm.ferro_leave(addresses=leavers))
-            moving = part_of(client.cluster.scheduler, Roster).leaving.moving
+            moving = part_of(client.cluster.scheduler, ScalingRPC).leaving.moving
             await until_async(lambda: moving.moves, "a move that has begun", every=0.001)
             os.kill(pid, signal.SIGKILL)
             return await going
@@ -252,7 +252,7 @@ class Needing(SchedulerPlugin):
 async def _results(client, workers):
     held = [client.submit(ran, str(w.name), nbytes=MB, workers=[w.address]) for w in workers]
     await finished_async(held)
-    return held, workers, "nobody would stay to take what they hold"
+    return held, workers, "no worker would remain to take over their results"
 
 
 async def _too_much(client, workers):
@@ -276,7 +276,7 @@ async def _bound(client, workers):
 async def _running(client, workers):
     task = client.submit(ran, "anywhere", seconds=0.3)
     await started("anywhere")
-    return task, workers, "nobody would stay to run their tasks"
+    return task, workers, "no worker would remain to run their tasks"
 
 
 async def _needed(client, workers):
@@ -304,7 +304,7 @@ async def test_stays_and_takes_tasks_again(client, scheduler, workers, scene, se
     assert all(why in reason for reason in stayed.values())
     assert await client.submit(lambda: 7, workers=[leavers[0].address]) == 7
     assert {ws.status for ws in scheduler.workers.values()} == {Status.running}
-    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "stayed"]
+    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "retire_failed"]
     assert event["workers"] == sorted(stayed)
     assert set(RAN.values()) <= {1}
     del kept
@@ -328,7 +328,7 @@ async def test_those_of_the_same_moment_do_not_receive_from_each_other(client, s
     await finished_async(held)
     assert await asyncio.gather(leave(client, first), leave(client, second)) == [{}, {}]
     assert (len(third.data), list(second.transfer_incoming_log)) == (20, [])
-    events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "leave"]
+    events = [e for _, e in scheduler.get_events("ferro") if e["action"] == "retiring"]
     assert sorted(e["keys"] for e in events) == [0, 20]
 
 
@@ -422,7 +422,7 @@ async def test_when_the_cluster_ends_nobody_leaves_any_more(client, scheduler, w
     first, second = workers
     task = await occupied(client, first, "over")
     leaving = asyncio.ensure_future(leave(client, first, must=True))
-    await until_async(lambda: part_of(scheduler, Roster).leaving.is_on, "somebody to leave")
+    await until_async(lambda: part_of(scheduler, ScalingRPC).leaving.is_on, "somebody to leave")
     await client.scheduler.ferro_over()
     assert await leaving == {first.address: "leaving was stopped"}
     answer = await client.scheduler.ferro_leave(addresses=[second.address], must=True)
@@ -497,7 +497,7 @@ async def test_on_an_order_what_fits_is_moved_and_the_rest_is_lost_and_told(clie
     assert count * 27 * MB <= lost["nbytes"] <= count * 28 * MB
     assert [ws.name for ws in scheduler.workers.values()] == ["1"]
     del moved
-    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "left"]
+    (event,) = [e for _, e in scheduler.get_events("ferro") if e["action"] == "retired"]
     assert (event["results"], event["nbytes"]) == (count, lost["nbytes"])
     for future in held[:-1]:
         future.release()  # room for one

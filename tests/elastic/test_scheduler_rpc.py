@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import dask_ferro as ff
 from dask_ferro.elastic import scheduler_rpc
 from dask_ferro.elastic.remaining_work import Demands
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.policy.estimates import Speed
 from dask_ferro.policy.scaling.work_profile import ProjectedSpan, profile, schedule
 from dask_ferro.scheduler.plugin import NAME, part_of, take_off
@@ -157,7 +157,7 @@ async def test_a_row_tells_what_a_worker_holds_alone_and_how_long_it_was_idle(cl
 @on_cluster(config={"distributed.worker.memory.pause": False})
 async def test_a_row_tells_for_how_long_a_worker_has_paused(client, cluster, clock):
     scheduler, (one, two) = cluster.scheduler, cluster.scheduler.workers
-    told = part_of(scheduler, Roster).roster
+    told = part_of(scheduler, ScalingRPC).roster
 
     def paused():
         return {address: row["paused_for"] for address, row in told()["workers"].items()}
@@ -186,7 +186,7 @@ async def test_demands_are_apart_by_what_their_workers_must_have(client, cluster
         bound = client.submit(hold, "roster", 0, workers=[address], pure=False)
         loose = client.submit(hold, "roster", 0, workers=[address], allow_other_workers=True, pure=False)
     await submitted(cluster.scheduler, 307)
-    facts = part_of(cluster.scheduler, Roster).roster()
+    facts = part_of(cluster.scheduler, ScalingRPC).roster()
     rows = {(*d["resources"], d["workers"] is not None): d for d in facts["demands"]}
     assert set(rows) == {(False,), (True,), ("GPU", False)}
     assert rows[False,]["profile"] == [(0.5, 301.0), (8.5, 1.0)]
@@ -209,7 +209,7 @@ async def test_a_demand_knows_the_whole_graph_and_what_has_run(client, cluster):
     with annotated(1.0):
         last = client.get(graph, "c", sync=False)
     await submitted(cluster.scheduler, 11)
-    demands = part_of(cluster.scheduler, Roster).roster()["demands"]
+    demands = part_of(cluster.scheduler, ScalingRPC).roster()["demands"]
     (bound, free) = sorted(demands, key=lambda demand: demand["workers"] is None)
     assert free["profile"] == [(2.0, 4.0), (1.0, 1.0)]
     # Nobody knows what `hold` takes: at least as long again as the two have run.
@@ -333,7 +333,7 @@ async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client
         lambda: sum(len(ws.long_running) for ws in scheduler.workers.values()) >= 6, "six that seceded"
     )
     assert Demands(scheduler).rows() == []
-    facts = part_of(scheduler, Roster).roster()
+    facts = part_of(scheduler, ScalingRPC).roster()
     holders = {a for a, ws in scheduler.workers.items() if ws.long_running}
     assert {facts["workers"][address]["idle_for"] for address in holders} == {0.0}
     with annotated(2.0):
@@ -356,7 +356,7 @@ async def test_tasks_that_seceded_are_no_work_but_keep_their_workers_busy(client
 
 @on_cluster(workers=1)
 async def test_what_is_costly_is_told_from_memory_until_it_has_changed_much(client, cluster, monkeypatch):
-    roster = part_of(cluster.scheduler, Roster)
+    roster = part_of(cluster.scheduler, ScalingRPC)
     calls, sizes = [], {100: 1, 150: 1, 200: 1, 201: 2, 101: 2, 99: 3, 1: 4}
 
     def costly():
@@ -407,13 +407,13 @@ async def test_ends_are_kept_by_name_for_workers_that_come_later_too(client, clu
             assert ledger.worker(names["0"], now).ends_in == about(95)
             await roster(ends={"0": None}, fresh=0.0)
             assert ledger.worker(names["0"], now).ends_in == about(595)
-            await client.run_on_scheduler(take_off, name=Roster.name)
+            await client.run_on_scheduler(take_off, name=ScalingRPC.name)
             assert (dict(ledger.ends), ledger.fresh) == ({}, 0.0)
 
 
 @on_cluster()
 async def test_ends_are_forgotten_with_their_workers_or_when_they_have_passed(client, cluster):
-    roster = part_of(cluster.scheduler, Roster)
+    roster = part_of(cluster.scheduler, ScalingRPC)
     now = time.time()
     await cluster.scheduler_comm.ferro_ends(ends={"0": now + 100, "passed": now - 1, "next": now + 50})
     await cluster.scheduler_comm.ferro_ends(ends={"1": now + 100})
@@ -473,11 +473,11 @@ async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is
 async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     scheduler = cluster.scheduler
     own = {"ferro_roster", "ferro_leave", "ferro_ends"}
-    first = part_of(scheduler, Roster)
+    first = part_of(scheduler, ScalingRPC)
     await scheduler_rpc.register(cluster.scheduler_comm)
-    assert part_of(scheduler, Roster) is first
+    assert part_of(scheduler, ScalingRPC) is first
     assert own <= set(scheduler.handlers)
-    await client.run_on_scheduler(take_off, name=Roster.name)
+    await client.run_on_scheduler(take_off, name=ScalingRPC.name)
     assert not own & set(scheduler.handlers)
     assert NAME not in scheduler.plugins
     assert await client.submit(lambda: 7) == 7
@@ -487,7 +487,7 @@ async def test_an_error_of_its_start_reaches_the_caller(monkeypatch):
     def fails(roster, scheduler):
         raise ZeroDivisionError("at the start")
 
-    monkeypatch.setattr(Roster, "start", fails)
+    monkeypatch.setattr(ScalingRPC, "start", fails)
     async with Scheduler(port=0, dashboard_address=":0") as scheduler, rpc(scheduler.address) as calls:
         with pytest.raises(ZeroDivisionError, match="at the start"):
             await scheduler_rpc.register(calls)
@@ -496,8 +496,8 @@ async def test_an_error_of_its_start_reaches_the_caller(monkeypatch):
 
 @on_cluster(installed=True)
 async def test_it_goes_on_where_stealing_and_placement_are_taken_off(client, cluster):
-    roster = part_of(cluster.scheduler, Roster)
+    roster = part_of(cluster.scheduler, ScalingRPC)
     await ff.uninstall(client)
     assert type(cluster.scheduler.extensions["stealing"]) is WorkStealing
-    assert part_of(cluster.scheduler, Roster) is roster
+    assert part_of(cluster.scheduler, ScalingRPC) is roster
     assert set((await cluster.scheduler_comm.ferro_roster())["workers"]) == set(cluster.scheduler.workers)

@@ -1,19 +1,26 @@
-"""Checks the English of README.md, docs/ and two other pages: finds expressions that a reader has to decode.
+"""Checks the English that users read: finds expressions that a reader has to decode.
 
-    python -m tests.house.sentences [PAGE ...]
+    python -m tests.house.sentences [PAGE | MODULE | FOLDER ...]
 
-The checker searches the paragraphs, list items and table cells of a page, but no blocks of code, no inline code (and so
-no messages that docs/troubleshooting.md quotes) and no rows of figures.  A pattern belongs in the table if almost
-everything that it finds is better said otherwise.  Its two examples are tests (tests/docs/test_sentences.py).
+The checker searches the paragraphs, list items and table cells of README.md, docs/ and two other pages, but no blocks
+of code, no inline code (and so no messages that docs/troubleshooting.md quotes) and no rows of figures.  In a module it
+searches the docstrings of public names, the texts of errors, warnings and log lines, and the texts of options.  A
+pattern belongs in the table if almost everything that it finds is better said otherwise.  Its two examples are tests
+(tests/docs/test_sentences.py).
 """
 
 from __future__ import annotations
 
+import ast
+import functools
+import importlib
+import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages that are not checked, with the reason.
@@ -22,15 +29,22 @@ EXCLUDED: Mapping[str, str] = {
 }
 
 
+# Kinds of passages: a cell of a table, the description of a parameter or a returned value, a condition under "Raises",
+# the text of an error, warning or option, and any other text.
+TABLE, PARAMETER, RAISES, MESSAGE, TEXT = "table", "parameter", "raises", "message", "text"
+KINDS = (TABLE, PARAMETER, RAISES, MESSAGE, TEXT)
+PROSE = (PARAMETER, RAISES, MESSAGE, TEXT)
+
+
 class Pattern(NamedTuple):
-    """An expression, its remedy, a sentence in which it is found, and one in which it is not."""
+    """An expression, its remedy, a sentence in which it is found, and one in which it is not; the kinds of passages."""
 
     name: str
     expression: str
     remedy: str
     example: str
     counterexample: str
-    in_tables: bool = True
+    kinds: tuple[str, ...] = KINDS
 
     def search(self, text: str) -> Iterator[re.Match[str]]:
         """Yield the places of the expression in a paragraph."""
@@ -93,7 +107,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         "where-for-if",
-        r"(?<!place )(?<!page )(?<!folder )(?<!machine )(?<!environment )(?<!process )\b[Ww]here "
+        r"(?<!true )(?<!false )(?<!place )(?<!page )(?<!folder )(?<!machine )(?<!environment )(?<!process )\b[Ww]here "
         r"(?:a|an|the|it|its|there|no|some|that|they|this|these|one|only|others?|all|each|nothing|work)\b"
         r"(?![^.!?]*\?)",
         "'if' or 'when'; for a place, name it: 'the folder where'",
@@ -156,7 +170,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "one statement per sentence: full stops",
         "It reads; it runs; it writes.",
         "It reads and runs; it also writes.",
-        in_tables=False,
+        kinds=PROSE,
     ),
     Pattern(
         "as-it-has",
@@ -171,7 +185,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "name the programs: 'dask_ferro', 'stock Dask'; 'slower than'",
         "The ranges of ours are wide, and here we lose.",
         "dask_ferro is slower here; our ranges are wide.",
-        in_tables=False,
+        kinds=PROSE,
     ),
     Pattern(
         "but-for",
@@ -209,6 +223,22 @@ PATTERNS: tuple[Pattern, ...] = (
         "The 14 tasks of Dask's are members of the flow.",
         "The 14 Dask tasks are members of the flow.",
     ),
+    Pattern(
+        "raises-if",
+        r"^(?!If |When )",
+        "numpydoc: 'If ...'",
+        "Labels that are not integers.",
+        "If the labels are not integers.",
+        kinds=(RAISES,),
+    ),
+    Pattern(
+        "elliptical",
+        r"^(?:From|By(?! default)|Those|That|Also|And|Or|So|Default: as)\b",
+        "a phrase with a noun: 'Boolean mask; ...', 'Number of ...'",
+        "From the name of an input to its array.",
+        "Array of each input, by name.",
+        kinds=(PARAMETER,),
+    ),
 )
 
 
@@ -225,12 +255,24 @@ class Passage(NamedTuple):
 
     text: str
     lines: tuple[tuple[int, int], ...]
-    is_table: bool
+    kind: str = TEXT
 
     def line_of(self, offset: int) -> int:
         """Return the page's line of a character."""
         return max(line for begin, line in self.lines if begin <= offset)
 
+
+def _passage(parts: list[tuple[int, str]], kind: str = TEXT) -> Passage:
+    """Join the lines of a passage, each with its number; inline code is replaced."""
+    texts = [
+        re.sub(r"``[^`]+``|`[^`]+`", "CODE", re.sub(r"^(?:[-*]|\d+\.) ", "", text.strip()))
+        for _, text in parts
+    ]
+    begins = [sum(len(text) + 1 for text in texts[:index]) for index in range(len(texts))]
+    return Passage(" ".join(texts), tuple(zip(begins, (number for number, _ in parts), strict=True)), kind)
+
+
+# ---- pages ---------------------------------------------------------------------------------------------------
 
 _FENCE = re.compile(r" *```")
 _TEST = re.compile(r"^<!-- test\n.*?^-->$", re.MULTILINE | re.DOTALL)
@@ -241,8 +283,7 @@ _FIGURES = re.compile(r"\|\s*\**[<>=+-]*\s*\d|\|[^|]*\d\.\d")
 def passages(page: str) -> Iterator[Passage]:
     """Yield the passages of a page in Markdown, without code, hidden tests, headings, pictures and rows of figures."""
     page = _TEST.sub(lambda match: "\n" * match[0].count("\n"), page)
-    parts: list[str] = []
-    lines: list[tuple[int, int]] = []
+    parts: list[tuple[int, str]] = []
     in_code = in_reference = False
     for number, line in enumerate([*page.splitlines(), ""], 1):
         if _FENCE.match(line):
@@ -250,30 +291,166 @@ def passages(page: str) -> Iterator[Passage]:
         in_reference = line.startswith(":::") or (in_reference and line.startswith(" "))
         is_text = not in_code and not in_reference and not _FENCE.match(line)
         if parts and (not is_text or _BREAK.match(line)):
-            yield Passage(" ".join(parts), tuple(lines), is_table=False)
-            parts, lines = [], []
+            yield _passage(parts)
+            parts = []
         if not is_text or not line.strip() or line.startswith(("#", "![")):
             continue
-        text = re.sub(r"`[^`]+`", "CODE", line)
-        if text.lstrip().startswith("|"):
-            if not _FIGURES.search(text):
-                for cell in text.strip().strip("|").split("|"):
-                    yield Passage(cell.strip(), ((0, number),), is_table=True)
+        if line.lstrip().startswith("|"):
+            cells = re.sub(r"`[^`]+`", "CODE", line).strip()
+            if not _FIGURES.search(cells):
+                for cell in cells.strip("|").split("|"):
+                    yield _passage([(number, cell)], TABLE)
             continue
-        lines.append((sum(len(part) + 1 for part in parts), number))
-        parts.append(re.sub(r"^(?:[-*]|\d+\.) ", "", text.strip()))
+        parts.append((number, line))
 
 
-def findings(page: str) -> list[Finding]:
-    """Return what the patterns find on a page, in order."""
+# ---- modules -------------------------------------------------------------------------------------------------
+
+_LISTS = {
+    **dict.fromkeys(("Parameters", "Other Parameters", "Attributes", "Returns", "Yields"), PARAMETER),
+    "Raises": RAISES,
+}
+# Their lines are not sentences.
+_LINKS = ("See Also", "References")
+# Calls whose texts a user reads: errors, warnings and log lines; and the fields of options.
+_MESSAGES = frozenset(
+    (
+        "InputError",
+        "ConfigError",
+        "ModelError",
+        "UnsupportedOpError",
+        "warn",
+        "warning",
+        "error",
+        "exception",
+        "info",
+    )
+)
+_OPTIONS = frozenset(("seconds", "size", "count", "number", "flag", "choice", "path", "mapping", "_number"))
+
+
+def _docstring_passages(docstring: str, line: int) -> Iterator[Passage]:
+    """Yield the passages of a docstring in numpydoc's form; `line` is the line of its first character."""
+    lines = docstring.splitlines()
+    section, parts, in_example = "", list[tuple[int, str]](), False
+    for index, text in enumerate([*lines, ""]):
+        following = lines[index + 1] if index + 1 < len(lines) else ""
+        is_heading = bool(text) and re.fullmatch("-{3,}", following) is not None
+        in_example = (in_example and bool(text.strip())) or text.lstrip().startswith(">>>")
+        is_name = section in _LISTS and not text.startswith(" ")
+        is_code = section not in _LISTS and text.startswith("    ")
+        if parts and (is_heading or in_example or is_name or is_code or _BREAK.match(text)):
+            yield _passage(parts, _LISTS.get(section, TEXT))
+            parts = []
+        if is_heading:
+            section = text
+        elif text.strip("-= ") and not (in_example or is_name or is_code or section in _LINKS):
+            parts.append((line + index, text))
+
+
+@functools.cache
+def _public() -> Mapping[str, Mapping[str, tuple[str, int]]]:
+    """Return each public name's docstring, also a generated one, and line, by module and qualified name."""
+    docstrings: dict[str, dict[str, tuple[str, int]]] = {}
+
+    def add(it: Any, holder: str = "") -> None:
+        if isinstance(it, ModuleType):
+            if it.__name__ not in docstrings:
+                docstrings.setdefault(it.__name__, {})[""] = (inspect.getdoc(it) or "", 1)
+                for name in getattr(it, "__all__", ()):
+                    add(getattr(it, name))
+            return
+        plain = inspect.unwrap(getattr(it, "__func__", getattr(it, "fget", None) or getattr(it, "func", it)))
+        module = getattr(plain, "__module__", None) or holder
+        if not (isinstance(plain, type) or callable(plain)) or not module.startswith("dask_ferro"):
+            return
+        line = getattr(getattr(plain, "__code__", None), "co_firstlineno", 1)
+        docstrings.setdefault(module, {})[plain.__qualname__] = (inspect.getdoc(plain) or "", line)
+        for kind in getattr(plain, "__mro__", ()):
+            if kind.__module__.startswith("dask_ferro"):
+                for name, member in vars(kind).items():
+                    if not name.startswith("_") and not isinstance(member, type):
+                        add(member, kind.__module__)
+
+    add(importlib.import_module("dask_ferro"))
+    return docstrings
+
+
+def _docstring_lines(tree: ast.Module) -> dict[str, tuple[str, int]]:
+    """Return the docstring of each function and class of a module, with its line, by qualified name."""
+    places: dict[str, tuple[str, int]] = {}
+
+    def visit(node: Any, name: str) -> None:
+        if docstring := ast.get_docstring(node):
+            places[name] = docstring, node.body[0].lineno
+        for child in node.body:
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                visit(child, f"{name}.{child.name}".lstrip("."))
+
+    visit(tree, "")
+    return places
+
+
+def _messages(tree: ast.Module, is_options: bool) -> Iterator[Passage]:
+    """Yield the texts in calls that make messages, and options if the module declares some."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            if name in _MESSAGES or (is_options and name in _OPTIONS):
+                whole = [node for node in ast.walk(call) if isinstance(node, ast.JoinedStr)]
+                pieces = {id(piece) for node in whole for piece in node.values}
+                for node in ast.walk(call):
+                    if (
+                        isinstance(node, ast.Constant)
+                        and isinstance(node.value, str)
+                        and id(node) not in pieces
+                    ):
+                        text = node.value
+                    elif isinstance(node, ast.JoinedStr):
+                        text = "".join(
+                            str(getattr(piece, "value", "")) if isinstance(piece, ast.Constant) else "VALUE"
+                            for piece in node.values
+                        )
+                    else:
+                        continue
+                    if " " in text.strip():
+                        yield _passage([(node.lineno, text)], MESSAGE)
+
+
+def module_passages(source: str, public: Mapping[str, tuple[str, int]]) -> Iterator[Passage]:
+    """Yield the passages of a module: docstrings of its public names, messages, and the texts of options."""
+    tree = ast.parse(source)
+    places = _docstring_lines(tree)
+    for name, (docstring, line) in public.items():
+        written, first = places.get(name, ("", line))
+        for passage in _docstring_passages(docstring, first):
+            # A generated docstring has no lines of its own.
+            yield passage if docstring == written else passage._replace(lines=((0, line),))
+    yield from _messages(tree, "from dask_ferro.options import" in source or "\nOPTIONS: " in source)
+
+
+def _passages_of(path: Path) -> Iterator[Passage]:
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return passages(source)
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return module_passages(source, _public().get(name, {}))
+
+
+# ---- findings ------------------------------------------------------------------------------------------------
+
+
+def findings(passages: Iterator[Passage]) -> list[Finding]:
+    """Return what the patterns find in some passages, by line."""
     found = []
-    for passage in passages(page):
+    for passage in passages:
         for pattern in PATTERNS:
-            if pattern.in_tables or not passage.is_table:
+            if passage.kind in pattern.kinds:
                 for match in pattern.search(passage.text):
                     begin, end = match.span()
                     around = passage.text[max(begin - 25, 0) : end + 30].strip()
-                    found.append(Finding(passage.line_of(begin + len(match[0]) - 1), around, pattern))
+                    line = passage.line_of(max(begin, end - 1))
+                    found.append(Finding(line, around, pattern))
     return sorted(found, key=lambda finding: finding.line)
 
 
@@ -285,17 +462,21 @@ def pages() -> list[Path]:
 
 
 def report(paths: list[Path]) -> list[str]:
-    """Return a line for each finding on some pages: file, line, text, pattern and remedy."""
+    """Return a line for each finding on some pages and in some modules: file, line, text, pattern and remedy."""
     return [
         f"{path.relative_to(ROOT)}:{found.line}: '{found.text}' ({found.pattern.name}): {found.pattern.remedy}"
         for path in paths
-        for found in findings(path.read_text(encoding="utf-8"))
+        for found in findings(_passages_of(path))
     ]
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings on some pages, or on all; return the exit status."""
-    lines = report([Path(name).resolve() for name in arguments] or pages())
+    """Print the findings on some pages and in some modules and folders, or on all; return the exit status."""
+    paths = [Path(name).resolve() for name in arguments]
+    lines = report(
+        [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+        or pages()
+    )
     print("\n".join(lines))
     return 1 if lines else 0
 

@@ -10,7 +10,7 @@ from distributed import Client, LocalCluster
 
 from dask_ferro import InputError
 from dask_ferro.local.array_files import read, save
-from dask_ferro.local.cluster_context import connected
+from dask_ferro.local.cluster_context import connect
 from dask_ferro.local.model_run import RunRequest, trial
 from tests.waiting import until
 
@@ -107,7 +107,7 @@ def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, mo
         client.log_event("ferro", {"action": "scale", "closed": before})
         client.log_event("ferro", {"action": "scale", "closed": closed})
         until(lambda: len(client.get_events("ferro")) == 2, "two events")
-        with pytest.raises(InputError, match=re.escape(why)), connected(cluster.scheduler_address):
+        with pytest.raises(InputError, match=re.escape(why)), connect(cluster.scheduler_address):
             pass
 
 

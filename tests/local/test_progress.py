@@ -14,7 +14,7 @@ from distributed import Client, Event, LocalCluster
 
 import dask_ferro as ff
 from dask_ferro.errors import InputError
-from dask_ferro.local.progress import Pace, Progress, _Tasks, followed, ops_of
+from dask_ferro.local.progress import Pace, Progress, _Tasks, follow, ops_of
 from dask_ferro.lower.signature import synthetic
 from dask_ferro.views.progress import progress, words
 from tests.clusters import running
@@ -53,7 +53,7 @@ def looked(client, following, status):
 
 def ended(client, futures):
     """The last progress of some futures."""
-    return looked(client, followed(client, futures, interval=0.01), "finished")
+    return looked(client, follow(client, futures, interval=0.01), "finished")
 
 
 def gate(name, i):
@@ -75,7 +75,7 @@ def test_what_was_done_before_counts_as_done(client):
     last = client.submit(lambda value: gate("open-2", value), first, key="last")
     Event("open-1", client=client).set()
     finished(first)
-    following = followed(client, [last], interval=0.01)
+    following = follow(client, [last], interval=0.01)
     seen = looked(client, following, "running")
     assert (seen.tasks, seen.bundles, seen.ops) == ((1, 2), (0, 0), (0, 0))
     Event("open-2", client=client).set()
@@ -94,7 +94,7 @@ def test_failures_are_told_and_do_not_end_it(client):
     after = client.submit(sum, bads)
     fine = client.submit(gate, "fine", 7, key="fine")
     finished([*bads, after])
-    following = followed(client, [after, fine], interval=0.01)
+    following = follow(client, [after, fine], interval=0.01)
     seen = looked(client, following, "running")
     assert (seen.tasks, seen.failed) == ((2, 5), 2)
     Event("fine", client=client).set()
@@ -104,7 +104,7 @@ def test_failures_are_told_and_do_not_end_it(client):
 
 def test_cancelled_tasks_end_it(client):
     future = client.submit(gate, "never", 1, key="cancelled")
-    following = followed(client, [future], interval=0.01)
+    following = follow(client, [future], interval=0.01)
     assert looked(client, following, "running").tasks == (0, 1)
     future.cancel()
     seen = looked(client, following, "finished")
@@ -127,7 +127,7 @@ def test_those_that_were_cancelled_before_do_not_hold_up_the_others(client):
 
 def test_nothing_stays_behind_when_the_reader_goes(client):
     future = client.submit(gate, "stay", 1, key="stay")
-    following = followed(client, [future], interval=0.01)
+    following = follow(client, [future], interval=0.01)
     looked(client, following, "running")
     assert len(followers()) == 1
     client.sync(following.aclose)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dask_ferro.local.sigint import deferred_sigint, repeated_sigint
+from dask_ferro.local.sigint import defer_sigint, repeat_sigint
 from tests.waiting import ended
 
 
@@ -22,7 +22,7 @@ def test_an_interrupt_is_raised_when_the_block_is_done():
     done = []
 
     def block():
-        with deferred_sigint():
+        with defer_sigint():
             interrupt()
             done.append("block")
 
@@ -33,14 +33,14 @@ def test_an_interrupt_is_raised_when_the_block_is_done():
 
 def test_without_an_interrupt_nothing_is_raised_and_the_handler_is_back():
     before = signal.getsignal(signal.SIGINT)
-    with deferred_sigint():
+    with defer_sigint():
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_error_of_the_block_comes_first():
     def block():
-        with deferred_sigint():
+        with defer_sigint():
             interrupt()
             raise ZeroDivisionError
 
@@ -52,7 +52,7 @@ def test_a_second_interrupt_is_raised_at_once():
     done = []
 
     def block():
-        with deferred_sigint():
+        with defer_sigint():
             signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
             done.append("first")
             signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
@@ -67,7 +67,7 @@ def test_in_another_thread_it_does_nothing():
     seen = []
 
     def look():
-        with deferred_sigint():
+        with defer_sigint():
             seen.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=look)
@@ -92,7 +92,7 @@ def collected(phase, info):
 @pytest.mark.parametrize("dropped", ["a finalizer", "the garbage collector"])
 def test_an_interrupt_that_python_drops_comes_again(dropped):
     def block():
-        with repeated_sigint():
+        with repeat_sigint():
             if dropped == "a finalizer":
                 Finalized()
             else:
@@ -113,6 +113,6 @@ def test_other_errors_that_python_drops_are_told_as_ever(monkeypatch):
 
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
-    with repeated_sigint():
+    with repeat_sigint():
         Fails()
     assert told == [ZeroDivisionError]

@@ -15,7 +15,7 @@ import dask_ferro as ff
 from dask_ferro.flow.member import share_of
 from dask_ferro.lower.upstream import Task
 from dask_ferro.observe import rules
-from dask_ferro.observe.top import look
+from dask_ferro.observe.top import take_snapshot
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.plugin import part_of
@@ -44,11 +44,11 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 def rows(client: Client) -> list[FlowRow]:
     """What `dask ferro top` shows, and so does the page."""
-    return [FlowRow(**one) for one in client.run_on_scheduler(look)["overview"]["flows"]]
+    return [FlowRow(**one) for one in client.run_on_scheduler(take_snapshot)["overview"]["flows"]]
 
 
 def findings(client: Client) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.run_on_scheduler(look)["overview"]["findings"]
+    found: list[dict[str, Any]] = client.run_on_scheduler(take_snapshot)["overview"]["findings"]
     return found
 
 

@@ -17,8 +17,8 @@ from distributed.metrics import time
 
 import dask_ferro as ff
 from dask_ferro.observe.rules import findings as found_in
-from dask_ferro.observe.snapshot import SOME, observed
-from dask_ferro.observe.top import look
+from dask_ferro.observe.snapshot import SOME, cluster_facts
+from dask_ferro.observe.top import take_snapshot
 from dask_ferro.policy.waits import WaitingTask
 from dask_ferro.scheduler.events import PendingJobs, ScaleEvent
 from tests.clusters import on_cluster, running, stopped
@@ -31,7 +31,7 @@ LIMIT = 500_000_000
 
 def findings(client: Client) -> list[dict[str, Any]]:
     """What `dask ferro top` shows, and so does the page."""
-    return client.run_on_scheduler(look)["overview"]["findings"]
+    return client.run_on_scheduler(take_snapshot)["overview"]["findings"]
 
 
 def named(client: Client, kind: str, *words: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_a_task_that_waits_behind_a_long_one_while_workers_idle(client: Client, 
     until(lambda: client.processing()[busy], "the long task")
     held = client.submit(abs, -1, workers=[busy], key="held")
     told = named(client, "waits", f"held has waited at worker {name_of(client, busy)}", "behind long")
-    assert ": it may not run on those (workers=)" in told["sentence"]
+    assert ": it may not run on the idle workers (workers=)" in told["sentence"]
     assert (told["severity"], told["page"]) == ("slow", "ferro-stealing")
     Event("open", client=client).set()
     assert (result(long), result(held)) == (None, 1)
@@ -83,12 +83,17 @@ def test_tasks_that_no_worker_may_run(client: Client, pids: dict[str, int]) -> N
         device = client.compute(dask.delayed(abs)(-1))
     resource = client.submit(abs, -2, resources={"licence": 2}, key="resource")
     worker = client.submit(abs, -3, workers=["tcp://127.0.0.1:1"], key="worker")
-    named(client, "nobody", "it requires a worker with a gpu, and all workers have only cpu")
-    named(client, "nobody", "resource has waited", "the resource licence=2, and no worker declares that")
-    told = named(client, "nobody", "worker has waited", "it may run at 127.0.0.1:1 only")
+    named(client, "no_eligible_worker", "it requires a worker with a gpu, and all workers have only cpu")
+    named(
+        client,
+        "no_eligible_worker",
+        "resource has waited",
+        "the resource licence=2, and no worker declares that",
+    )
+    told = named(client, "no_eligible_worker", "worker has waited", "it may run at 127.0.0.1:1 only")
     assert (told["severity"], told["page"]) == ("error", "graph")
     ff.uninstall(client)  # Dask's own state is enough for these
-    named(client, "nobody", "the resource licence=2, and no worker declares that")
+    named(client, "no_eligible_worker", "the resource licence=2, and no worker declares that")
     ff.install(client)
     client.cancel([device, resource, worker])
 
@@ -123,7 +128,7 @@ def test_memory_that_is_full(client: Client, pids: dict[str, int]) -> None:
     told = named(client, "memory", f"no task starts at worker {name_of(client, full)}, which paused")
     assert told["page"] == "workers"
     behind = client.submit(abs, -1, workers=[full], key="behind")
-    named(client, "nobody", "behind has waited", "only, and")
+    named(client, "no_eligible_worker", "behind has waited", "only, and")
     kept.release()
     assert result(behind) == 1
 
@@ -144,18 +149,18 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
     second = client.submit(abs, -1, key="second", **preferred)
 
     def told() -> list[str]:
-        found = found_in(observed(scheduler, stealing, None, time()))
+        found = found_in(cluster_facts(scheduler, stealing, None, time()))
         return [one.sentence for one in found if "second has waited" in one.sentence]
 
     (sentence,) = await until_async(told, "what waits to be told", seconds=SOON)
     assert "stealing is off, which would move it" in sentence
     # The newest tick's waits may have ended since.
     waits = (
-        WaitingTask(key, at, 9.0, 1, (), "soon")
+        WaitingTask(key, at, 9.0, 1, (), "about_to_move")
         for key, at in (("first", busy), ("gone", busy), ("second", "other"))
     )
     stealing.waits.now = [*stealing.waits.now, *waits]
-    assert [one.key for one in observed(scheduler, stealing, None, time()).waits] == ["second"]
+    assert [one.key for one in cluster_facts(scheduler, stealing, None, time()).waits] == ["second"]
     await Event("open", client=client).set()
     assert await client.gather([first, second]) == [None, 1]
 
@@ -164,13 +169,13 @@ async def test_stealing_that_is_off_is_the_reason(client: Client, scheduler: Sch
 async def test_work_without_workers(client: Client, scheduler: Scheduler) -> None:
     waiting = client.map(abs, range(3))
     await until_async(lambda: len(scheduler.tasks) == 3, "the tasks")
-    overview = (await client.run_on_scheduler(look))["overview"]
+    overview = (await client.run_on_scheduler(take_snapshot))["overview"]
     assert overview["doing"] == ("0 of 3 tasks done (0%), 0 running", _UNKNOWN, "no workers")
     assert overview["findings"] == ()  # one may be about to start
     stealing = scheduler.extensions["stealing"]
 
     def told(plugin: Any, elastic: ScaleEvent | None = None, later: float = 0.0) -> list[str]:
-        found = found_in(observed(scheduler, plugin, elastic, time() + later))
+        found = found_in(cluster_facts(scheduler, plugin, elastic, time() + later))
         return [f"{one.what} {one.severity}" for one in found]
 
     assert await until_async(lambda: told(stealing), "the finding", seconds=SOON) == ["workers error"]
@@ -210,7 +215,7 @@ def test_a_hundred_thousand_tasks_are_not_walked() -> None:
     states["no-worker"] = 100_000
     prefix = SimpleNamespace(name="f", states=states, duration_average=0.5)
     unrunnable = Unrunnable(100_000)
-    facts = observed(_scheduler(unrunnable, f=prefix), None, None, 0.0)
+    facts = cluster_facts(_scheduler(unrunnable, f=prefix), None, None, 0.0)
     assert (unrunnable.walked, len(facts.unplaced)) == (SOME, SOME)
     assert (facts.unplaced_count, facts.remaining, facts.work) == (100_000, 100_000, 50_000.0)
 
@@ -227,5 +232,5 @@ def test_jobs_and_pools_are_those_of_a_controller_that_decides(now: float, wante
         "closed": {"gpu": {"why": "broken", "until": 1300.0, "paused": False}},
         "pending": {"cpu": pending},
     }
-    facts = observed(_scheduler(Unrunnable(0)), None, decision, now)
+    facts = cluster_facts(_scheduler(Unrunnable(0)), None, decision, now)
     assert facts.decision == (decision if wanted else {})

@@ -14,18 +14,18 @@ from dask_ferro.observe.facts import (
     ProcessFacts,
     RunningTask,
     Unplaced,
-    WorkerSight,
+    WorkerView,
 )
 from dask_ferro.observe.findings import fault
-from dask_ferro.observe.rules import ENDLESS, findings, silence
+from dask_ferro.observe.rules import ENDLESS, findings, silence_limit
 from dask_ferro.observe.summary import TaskProgress, overview
 from dask_ferro.policy.waits import REASONS, WaitingTask
 from dask_ferro.scheduler.events import ClosedPool, PendingJobs, ScaleEvent
 from dask_ferro.scheduler.flow_log import FlowRow
 
 GB = 10**9
-IDLE, OTHER = WorkerSight("0"), WorkerSight("1")
-BUSY = WorkerSight("0", tasks=3, longest=RunningTask("long", 40.0))
+IDLE, OTHER = WorkerView("0"), WorkerView("1")
+BUSY = WorkerView("0", tasks=3, longest=RunningTask("long", 40.0))
 WAIT = WaitingTask("held", "0", 4.2, 2, ("1", "2"), "restricted")
 PENDING: PendingJobs = {"jobs": 2, "since": 96.0, "expected": 0.0, "reasons": {"Resources": 2}}
 OPEN = {"waiting": 1, "processing": 3}
@@ -33,7 +33,7 @@ LOST = {"no-worker": 12}
 SHARES = {"spill": 0.7, "pause": 0.8, "terminate": 0.95}
 
 
-def seen(*workers: WorkerSight, **facts: Any) -> ClusterFacts:
+def seen(*workers: WorkerView, **facts: Any) -> ClusterFacts:
     """A snapshot of workers, by default with tasks that remain."""
     common = {"tasks": OPEN, "threads": 2 * len(workers), "shares": SHARES}
     return ClusterFacts(100.0, workers=workers, **{**common, **facts})
@@ -56,9 +56,9 @@ def flow(seconds: float, **more: Any) -> FlowRow:
     return FlowRow("step", 2, state="runs", seconds=seconds, projected=3.0, workers=("0", "1"), **more)
 
 
-def full(share: float, status: str = "running", **more: Any) -> WorkerSight:
+def full(share: float, status: str = "running", **more: Any) -> WorkerView:
     """A worker that uses a share of its memory."""
-    return WorkerSight("0", status, memory=int(share * 4 * GB), limit=4 * GB, **more)
+    return WorkerView("0", status, memory=int(share * 4 * GB), limit=4 * GB, **more)
 
 
 # Each row: the facts, and the kind, the severity, words of the sentence and words of the remedy of each finding.
@@ -116,31 +116,31 @@ ROWS = [
         id="of several with one reason the longest wait is told",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT, WAIT._replace(reason="resources"), WAIT._replace(reason="costs"))),
+        seen(BUSY, waits=(WAIT, WAIT._replace(reason="resources"), WAIT._replace(reason="transfer_too_slow"))),
         [
-            ("waits", "slow", "it may not run on those (workers=)"),
-            ("waits", "slow", "do not have the resources free"),
+            ("waits", "slow", "it may not run on the idle workers (workers=)"),
+            ("waits", "slow", "do not have enough of a resource free"),
             ("waits", "slow", "its input is so large"),
         ],
         id="each reason is a finding",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="soon"),), stealing="none"),
+        seen(BUSY, waits=(WAIT._replace(reason="about_to_move"),), stealing="none"),
         [("waits", "slow", "stealing is off")],
         id="that stealing is off is the reason",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="silent"),)),
+        seen(BUSY, waits=(WAIT._replace(reason="worker_unresponsive"),)),
         [("waits", "warning", "its worker does not answer")],
         id="a worker that does not answer has the only copy",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(reason="silent", seconds=30.0),)),
+        seen(BUSY, waits=(WAIT._replace(reason="worker_unresponsive", seconds=30.0),)),
         [("waits", "error", "its worker does not answer")],
         id="and has not answered for long",
     ),
     pytest.param(
-        seen(BUSY, waits=(WAIT._replace(worker="", reason="nobody"),)), [], id="at the scheduler: told once"
+        seen(BUSY, waits=(WAIT._replace(worker="", reason="no_eligible_worker"),)), [], id="at the scheduler: told once"
     ),
     # -- 2: a hung worker
     pytest.param(
@@ -178,7 +178,7 @@ ROWS = [
     ),
     pytest.param(
         seen(BUSY._replace(silent_for=31.0), unplaced=(Unplaced("a", 31.0),)),
-        [("hung", "error", "worker 0"), ("nobody", "error", "for 31 s: worker 0 did not report for 31 s")],
+        [("hung", "error", "worker 0"), ("no_eligible_worker", "error", "for 31 s: worker 0 did not report for 31 s")],
         id="all workers are silent for long",
     ),
     pytest.param(
@@ -220,7 +220,7 @@ ROWS = [
         seen(full(0.9, "paused"), OTHER), [("memory", "warning", "which paused")], id="a paused worker without tasks"
     ),
     pytest.param(
-        seen(WorkerSight("0", "paused"), WorkerSight("1", "paused")),
+        seen(WorkerView("0", "paused"), WorkerView("1", "paused")),
         [("memory", "error", "no task starts at workers 0 and 1, which paused")],
         id="all are paused, and have no limit",
     ),
@@ -253,37 +253,38 @@ ROWS = [
     # -- 6: tasks that no worker may run
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 1}),), unplaced_count=5),
-        [("nobody", "error", "a has waited for a worker for 3 s: it requires the resource GPU=1, and no worker"
-          " declares that resource; likewise 4 more tasks")],
+        [("no_eligible_worker", "error", "a has waited for a worker for 3 s: it requires the resource GPU=1, and no"
+          " worker declares that resource; likewise 4 more tasks")],
         id="a resource that no worker declares",
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 4}),), unplaced_count=1, resources={"GPU": 2}),
-        [("nobody", "error", "no worker has more than 2")],
+        [("no_eligible_worker", "error", "no worker has more than 2")],
         id="more of a resource than a worker has",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, "class", device="gpu"),), devices=("cpu",)),
-        [("nobody", "error", "it requires a worker with a gpu, and all workers have only cpu")],
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, "wrong_device", device="gpu"),), devices=("cpu",)),
+        [("no_eligible_worker", "error", "it requires a worker with a gpu, and all workers have only cpu")],
         id="a device class that is missing",
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, workers=("gone",)),)),
-        [("nobody", "error", "it may run at gone only, and no worker there takes it")],
+        [("no_eligible_worker", "error", "it may run at gone only, and no worker there takes it")],
         id="a worker that has left",
     ),
     pytest.param(
         seen(IDLE, unplaced=(Unplaced("a", 3.0, hosts=("node7",)),)),
-        [("nobody", "error", "it may run at node7 only, and no worker there takes it")],
+        [("no_eligible_worker", "error", "it may run at node7 only, and no worker there takes it")],
         id="a host without workers",
     ),
     pytest.param(
-        seen(IDLE, WorkerSight("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
-        [("nobody", "error", "it may run at 1 only, and 1 is paused"), ("memory", "warning", "which paused")],
+        seen(IDLE, WorkerView("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
+        [("no_eligible_worker", "error", "it may run at 1 only, and 1 is paused"),
+         ("memory", "warning", "which paused")],
         id="a worker that is paused",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, "fresh"),), unplaced_count=1),
+        seen(IDLE, unplaced=(Unplaced("a", 3.0, "reserved_for_new_worker"),), unplaced_count=1),
         [("waits", "slow", "it is held for a new worker")],
         id="held back for a reason",
     ),
@@ -316,10 +317,12 @@ HEALTHY = [
     ),
     *(
         pytest.param(seen(BUSY, OTHER, waits=(WAIT._replace(seconds=seconds, reason=reason),)), id=f"{reason} so far")
-        for reason, seconds in {"restricted": 1.0, "resources": 2.9, "room": 2.9, "soon": 1.9, "asked": 1.9}.items()
+        for reason, seconds in {
+            "restricted": 1.0, "resources": 2.9, "device_memory_full": 2.9, "about_to_move": 1.9, "steal_pending": 1.9,
+        }.items()
     ),
     pytest.param(seen(BUSY._replace(silent_for=2.9)), id="two heartbeats late"),
-    pytest.param(seen(*(WorkerSight(str(i), silent_for=4.0) for i in range(100))), id="100 report less often"),
+    pytest.param(seen(*(WorkerView(str(i), silent_for=4.0) for i in range(100))), id="100 report less often"),
     *(
         pytest.param(
             seen(unserved=9.0, decision=pending(since=100 - seconds, reasons=reasons)),
@@ -394,7 +397,7 @@ def test_there_are_as_few_findings_as_troubles_however_many_workers_and_tasks() 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, 3.0), (49, 3.0), (50, 5.0), (400, 7.5)])
 def test_the_more_workers_the_less_often_they_report(count: int, wanted: float) -> None:
-    assert silence(count) == wanted
+    assert silence_limit(count) == wanted
 
 
 @pytest.mark.parametrize(

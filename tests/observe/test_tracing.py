@@ -20,7 +20,7 @@ from dask_ferro.errors import InputError
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker import task
 from dask_ferro.observe import op_recorder, tracing
-from dask_ferro.observe.tracing import Tracing, checked
+from dask_ferro.observe.tracing import Tracing, trace_suffix
 from dask_ferro.policy.events import Arrived
 from dask_ferro.scheduler.log import Log
 from dask_ferro.scheduler.plugin import part_of
@@ -256,7 +256,7 @@ def test_a_saved_trace_is_the_trace(client: Client, tmp_path: Path) -> None:
 )
 def test_a_path_is_refused_before_anything_runs(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        checked(tmp_path / name)
+        trace_suffix(tmp_path / name)
 
 
 def test_chromes_spans_add_up_to_what_dask_measured(client: Client) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.observe.top import look
+from dask_ferro.observe.top import take_snapshot
 from dask_ferro.slurm import pool
 from tests.on_slurm.tools import Site
 from tests.on_slurm.tools import closing as closing_sites
@@ -133,7 +133,7 @@ def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited_unless_that_i
     until(lambda: events(site), "the pool to close", seconds=SOON)
 
     def shown() -> str:
-        found = site.client.run_on_scheduler(look)["overview"]["findings"]
+        found = site.client.run_on_scheduler(take_snapshot)["overview"]["findings"]
         return "".join(f"{one['sentence']}\n{one['output']}" for one in found if one["what"] == "pool")
 
     told = until(lambda: "closed until" in shown() and shown(), "the overview to name it", seen=shown)

@@ -15,7 +15,7 @@ import dask
 import pytest
 from distributed import Event
 
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of
 from tests.on_slurm.tools import away, busy, command, followed, place_of, queue, suspicion, waits
 from tests.waiting import finished, opened, result, until
@@ -30,7 +30,7 @@ def nodes(cluster: Any) -> list[str]:
 
 def times_left(dask_scheduler: Any) -> list[float]:
     """Return the seconds that each worker has left; runs on the scheduler."""
-    return [row["ends_in"] for row in part_of(dask_scheduler, Roster).roster()["workers"].values()]
+    return [row["ends_in"] for row in part_of(dask_scheduler, ScalingRPC).roster()["workers"].values()]
 
 
 def test_a_cluster_is_scaled_while_it_holds_results_and_runs_a_task(site, caplog):
@@ -69,7 +69,7 @@ def test_a_cluster_is_scaled_while_it_holds_results_and_runs_a_task(site, caplog
         s.queued(lambda jobs: not jobs, "an empty queue", 10.0)
         lost = "jobs ended as scale() ordered: 20 results (560 B) held by no other worker are lost"
         until(lambda: lost in caplog.text, "a warning of what is lost", seen=lambda: caplog.text)
-    left = [event for _, event in s.client.get_events("ferro") if event["action"] == "left"]
+    left = [event for _, event in s.client.get_events("ferro") if event["action"] == "retired"]
     assert sum(event.get("results", 0) for event in left) == 20
     s.cluster.scale(1)
     assert s.client.gather(held) == list(range(20))

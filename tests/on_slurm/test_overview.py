@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.observe.top import look
+from dask_ferro.observe.top import take_snapshot
 from tests.on_slurm.tools import Site, queue
 from tests.waiting import until
 
@@ -19,7 +19,7 @@ SOON, STUCK = 5.0, 20.0
 
 
 def findings(site: Site, kind: str) -> list[Any]:
-    found = site.client.run_on_scheduler(look)["overview"]["findings"]
+    found = site.client.run_on_scheduler(take_snapshot)["overview"]["findings"]
     return [one for one in found if one["what"] == kind]
 
 
@@ -30,7 +30,7 @@ def named(site: Site, kind: str, words: str) -> Any:
         return [one for one in findings(site, kind) if words in one["sentence"]]
 
     def seen() -> Any:
-        told = site.client.run_on_scheduler(look)
+        told = site.client.run_on_scheduler(take_snapshot)
         return told["overview"], told["elastic"]
 
     return until(found, f"{kind}: {words}", seconds=SOON, every=0.1, seen=seen)[0]

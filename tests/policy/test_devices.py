@@ -183,7 +183,8 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
         pytest.param(both("t", 1.0, 0.05, inputs=(needs(90 * MB, "g"),)),
             [stand("c"), gpu("g", running=1.2)], "g", id="stays with what lies on its device"),
         pytest.param(both("t", 1.0, 0.05, must="cpu"), [stand("c", running=9.0), gpu("g")], "c", id="obeys a must"),
-        pytest.param(both("t", 1.0, 0.05, must="gpu"), [stand("c")], Wait("room"), id="waits for its class"),
+        pytest.param(both("t", 1.0, 0.05, must="gpu"), [stand("c")], Wait("device_memory_full"),
+            id="waits for its class"),
         pytest.param(both("t", 0.01, 1.0, likes="gpu"), [stand("c"), gpu("g")], "g",
             id="goes where it would rather run"),
         pytest.param(both("t", 0.01, 1.0, likes="gpu"), [stand("c")], "c", id="goes elsewhere without that class"),
@@ -194,15 +195,17 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
             [gpu("f", room=0, most=9 * MB, running=0.3), gpu("g", room=3 * MB, most=9 * MB)], "g",
             id="leaves its inputs where there is no room for more"),
         pytest.param(both("t", 1.0, 0.05, nbytes=MB), [stand("c"), gpu("g", room=0, most=9 * MB, running=0.3)],
-            Wait("room"),
+            Wait("device_memory_full"),
             id="waits for room that is worth it"),
         pytest.param(both("t", 1.0, 0.05, nbytes=MB), [stand("c"), gpu("g", room=0, most=9 * MB, running=3.0)], "c",
             id="goes to another class, if that is earlier"),
         pytest.param(both("t", 1.0, 0.05, nbytes=MB), [gpu("g", room=0, most=9 * MB)], "g",
             id="is given to a full device that has nothing else to do and will spill"),
-        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=0.4), [gpu("g", room=0, most=9 * MB)], Wait("room"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB, waited=0.4), [gpu("g", room=0, most=9 * MB)],
+            Wait("device_memory_full"),
             id="but not at once: what frees bytes may be on its way"),
-        pytest.param(both("t", 1.0, 0.05, nbytes=MB), [gpu("g", room=0, most=MB, running=1.0)], Wait("room"),
+        pytest.param(both("t", 1.0, 0.05, nbytes=MB), [gpu("g", room=0, most=MB, running=1.0)],
+            Wait("device_memory_full"),
             id="waits where nothing else is"),
         pytest.param(task("t"), [stand("c", accepts=False)], Nobody(), id="waits for no worker that is paused"),
         pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB), [stand("c"), gpu("g", room=MB, most=MB)], "c",
@@ -321,7 +324,7 @@ def test_nobody_with_something_to_do_is_given_what_does_not_fit(
     workers: list[Worker] = [s.worker for s in stands]
     answer = PLACEMENT.choose(ready, workers, free_links(), {})
     if not isinstance(answer, Placed):
-        assert answer == Wait("room")
+        assert answer == Wait("device_memory_full")
         return
     worker = next(w for w in workers if w.address == answer.worker)
     assert ready.fits(worker) or worker.busy == 0 or all(nbytes > (w.most or 0) for w in workers)

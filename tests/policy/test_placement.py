@@ -96,25 +96,19 @@ def test_a_worker_that_is_weighed_twice_counts_once() -> None:
     assert where(PLACEMENT.choose(task("t"), workers, free_links(), {})) == "b"
 
 
-HOLDING = PlacementParameters(margin=PLACEMENT.margin, light=PLACEMENT.light, steals=False)
-
-
 @pytest.mark.parametrize(
-    ("placement", "seconds", "running", "other", "nbytes", "known", "settled"),
+    ("seconds", "running", "other", "nbytes", "known", "settled"),
     [
-        pytest.param(PLACEMENT, 0.1, 0.001, 0.0, 10, True, True, id="settles where the holder is as good as free"),
-        pytest.param(PLACEMENT, 0.1, 9.0, 0.2, 10, True, True, id="settles where nobody else runs dry in time"),
-        pytest.param(PLACEMENT, 0.1, 9.0, 0.0, 2 * MB, True, True, id="settles with a large input"),
-        pytest.param(PLACEMENT, 0.1, 9.0, 0.0, 10, True, False, id="looks around where another worker is free"),
-        pytest.param(PLACEMENT, 0.1, 9.0, 0.01, 10, False, False, id="goes by a guess where tasks are stolen"),
-        pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, True, False, id="looks around where no task is stolen"),
-        pytest.param(HOLDING, 0.1, 9.0, 0.01, 10, False, True, id="goes by no guess where no task is stolen"),
-        pytest.param(HOLDING, 0.1, 9.0, 0.0, 10, False, False, id="goes by a guess to who is free now"),
-        pytest.param(PLACEMENT, 0.0, 0.01, 0.0, 10, True, False, id="leaves for little, however short it is"),
+        pytest.param(0.1, 0.001, 0.0, 10, True, True, id="settles where the holder is as good as free"),
+        pytest.param(0.1, 9.0, 0.2, 10, True, True, id="settles where nobody else runs dry in time"),
+        pytest.param(0.1, 9.0, 0.0, 2 * MB, True, True, id="settles with a large input"),
+        pytest.param(0.1, 9.0, 0.0, 10, True, False, id="looks around where another worker is free"),
+        pytest.param(0.1, 9.0, 0.01, 10, False, True, id="settles where its duration is a guess and nobody is idle"),
+        pytest.param(0.1, 9.0, 0.0, 10, False, False, id="leaves by a guess for an idle worker"),
+        pytest.param(0.0, 0.01, 0.0, 10, True, False, id="leaves for little, however short it is"),
     ],
 )  # fmt: skip
 def test_a_task_whose_inputs_one_worker_holds(
-    placement: PlacementParameters,
     seconds: float,
     running: float,
     other: float,
@@ -129,5 +123,5 @@ def test_a_task_whose_inputs_one_worker_holds(
         for s in (stand("a", running=running), stand("b", running=other) if other else stand("b"))
     ]
     first = min(w.starts_in for w in workers)
-    assert placement.settles(seconds, known, running, first, nbytes) is settled
-    assert where(placement.choose(ready, workers, free_links(), {})) == ("a" if settled else "b")
+    assert PLACEMENT.settles(seconds, known, running, first, nbytes) is settled
+    assert where(PLACEMENT.choose(ready, workers, free_links(), {})) == ("a" if settled else "b")

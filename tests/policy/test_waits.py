@@ -15,13 +15,14 @@ from tests.policy.facts import ledger, needs, stand, task
 @pytest.mark.parametrize(
     ("facts", "idle", "options", "reason"),
     [
-        pytest.param({}, {}, {}, "soon", id="it is about to move"),
+        pytest.param({}, {}, {}, "about_to_move", id="it is about to move"),
         pytest.param({"allowed": frozenset({"v"})}, {}, {}, "restricted", id="restrictions"),
         pytest.param({"allowed": frozenset()}, {}, {"needs": True}, "resources", id="resources"),
-        pytest.param({"must": "gpu"}, {}, {}, "class", id="a device class that is not idle"),
-        pytest.param({"nbytes": 100}, {"room": 10, "most": 1000}, {}, "room", id="no room"),
-        pytest.param({"seconds": 9.0}, {"ends_in": 1.0}, {}, "ends", id="the worker ends before"),
-        pytest.param({"inputs": (needs(10, "v"),)}, {}, {"transfer": 9.0}, "costs", id="a transfer that costs more"),
+        pytest.param({"must": "gpu"}, {}, {}, "wrong_device", id="a device class that is not idle"),
+        pytest.param({"nbytes": 100}, {"room": 10, "most": 1000}, {}, "device_memory_full", id="no room"),
+        pytest.param({"seconds": 9.0}, {"ends_in": 1.0}, {}, "worker_ending", id="the worker ends before"),
+        pytest.param({"inputs": (needs(10, "v"),)}, {}, {"transfer": 9.0}, "transfer_too_slow",
+            id="a transfer that costs more"),
     ],
 )  # fmt: skip
 def test_why_a_task_waits(facts: dict[str, Any], idle: dict, options: dict, reason: str) -> None:

@@ -58,13 +58,13 @@ PATIENCE_S = 20.0
         pytest.param({"device-bytes": -1}, NOTHING, id="no bytes below zero"),
         pytest.param({"device-bytes": float("inf")}, NOTHING, id="nor without end"),
         pytest.param({"prefer": "tpu"}, NOTHING, id="no device that there is none of"),
-        pytest.param({"region": "encoder/1", "signals": (("encoder*", "require", "gpu"),)}, Wish("gpu"),
+        pytest.param({"region": "encoder/1", "regions": (("encoder*", "require", "gpu"),)}, Wish("gpu"),
             id="its region's"),
-        pytest.param({"region": "decoder", "signals": (("encoder*", "require", "gpu"),)}, NOTHING,
+        pytest.param({"region": "decoder", "regions": (("encoder*", "require", "gpu"),)}, NOTHING,
             id="no other region's"),
-        pytest.param({"region": "a", "signals": (("*", "prefer", "cpu"), ("a", "require", "gpu"))}, Wish("", "cpu"),
+        pytest.param({"region": "a", "regions": (("*", "prefer", "cpu"), ("a", "require", "gpu"))}, Wish("", "cpu"),
             id="the first rule's that matches"),
-        pytest.param({"prefer": "cpu", "region": "a", "signals": (("a", "require", "gpu"),)}, Wish("", "cpu"),
+        pytest.param({"prefer": "cpu", "region": "a", "regions": (("a", "require", "gpu"),)}, Wish("", "cpu"),
             id="its own before its region's"),
     ],
 )  # fmt: skip
@@ -96,7 +96,7 @@ junk = st.recursive(
 
 @given(
     st.dictionaries(
-        st.sampled_from(["prefer", "require", "region", "signals", "device-bytes", "flops"]), junk
+        st.sampled_from(["prefer", "require", "region", "regions", "device-bytes", "flops"]), junk
     )
 )
 def test_whatever_a_user_annotates_says_something_or_nothing(annotation: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def test_affinities_nest_and_keep_what_stands_around() -> None:
         with require_device("cpu"):
             assert wish_of(dask.get_annotations()) == Wish("cpu")
         with require_device("cpu", region="in*"), prefer_device("gpu", region="input"):
-            assert dask.get_annotations()["ferro"]["signals"] == (
+            assert dask.get_annotations()["ferro"]["regions"] == (
                 ("input", "prefer", "gpu"),
                 ("in*", "require", "cpu"),
             )

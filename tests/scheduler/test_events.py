@@ -11,7 +11,7 @@ from distributed import Event
 
 import dask_ferro as ff
 from dask_ferro.elastic.controller import action_event, action_text
-from dask_ferro.observe.top import look
+from dask_ferro.observe.top import take_snapshot
 from dask_ferro.policy.events import Settled
 from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.scheduler.events import TOPIC, Events
@@ -71,7 +71,7 @@ async def test_the_events_add_up_to_what_was_counted(client, scheduler):
     assert sum(tasks for event in steals for _, _, tasks in event["flows"]) == counts["confirmed"]
     assert {name: sum(event[name] for event in places) for name in PLACES} == log.counts["place"]
     assert sum(log.counts["place"].values()) >= 31
-    assert [(row["in"], row["out"]) for row in look(scheduler)["workers"]] == [
+    assert [(row["in"], row["out"]) for row in take_snapshot(scheduler)["workers"]] == [
         (sum(move.thief == at for move in confirmed), sum(move.victim == at for move in confirmed))
         for at in scheduler.workers
     ]

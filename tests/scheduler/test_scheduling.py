@@ -20,7 +20,7 @@ from distributed.stealing import WorkStealing
 from tornado.httpclient import AsyncHTTPClient
 
 import dask_ferro as ff
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.errors import InputError
 from dask_ferro.scheduler import reach, upstream
 from dask_ferro.scheduler.plugin import FerroScheduler, part_of, plugin_of, put_on, take_off
@@ -94,7 +94,7 @@ async def test_install_takes_over_and_uninstall_gives_stock_dask_back(client, sc
 @on_cluster(roster=True)
 async def test_no_plugin_lives_on_after_it_was_replaced_or_removed(client, scheduler, workers):
     """Dask keeps each handler that a client has called, with the object that it is a method of."""
-    gone = [weakref.ref(part_of(scheduler, Roster))]
+    gone = [weakref.ref(part_of(scheduler, ScalingRPC))]
     for answer in (1, 2, 3):
         await ff.install(client, bundles=True, timeout=answer)
         await client.gather(client.map(abs, range(8), pure=False))
@@ -104,7 +104,7 @@ async def test_no_plugin_lives_on_after_it_was_replaced_or_removed(client, sched
         gone += [weakref.ref(one) for one in [*ours, scheduler.extensions["stealing"]]]
         if answer > 1:
             await ff.uninstall(client)
-    await client.run_on_scheduler(take_off, name=Roster.name)
+    await client.run_on_scheduler(take_off, name=ScalingRPC.name)
     del ours, plugin
 
     def left():

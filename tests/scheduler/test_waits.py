@@ -229,11 +229,16 @@ async def test_a_task_that_its_worker_was_asked_for_is_told_once_and_as_that(cli
 
     def is_told():
         told.append([wait.reason for wait in waits.now if wait.key == held.key])
-        return told[-1] == ["silent"]
+        return told[-1] == ["worker_unresponsive"]
 
     async with _blocked(client, scheduler, busy):
         held = client.submit(_inc, alone, workers=[busy], allow_other_workers=True, key="held-asked")
         await until_async(is_told, "what was asked for to be told", seconds=SOON, seen=lambda: told[-3:])
-        assert {tuple(reasons) for reasons in told} <= {(), ("soon",), ("asked",), ("silent",)}
+        assert {tuple(reasons) for reasons in told} <= {
+            (),
+            ("about_to_move",),
+            ("steal_pending",),
+            ("worker_unresponsive",),
+        }
         comm.send = send
     assert await _soon(held, "the one that waited") == 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.slurm.job_lifecycle import BatchJob, Ending, Patience
+from dask_ferro.slurm.job_lifecycle import BatchJob, JobEnd, Patience
 from dask_ferro.slurm.parsing import QueueRow
 
 PATIENCE = Patience(ending=2, stuck=30, boot=600, lost=60, drained=20, missing=30, unseen=300)
@@ -107,7 +107,7 @@ def test_a_job_is_over(life, looks, why, failed, refused):
     row = looks[-1][0]
     of_its_row = row is not None and row.state != "RUNNING"
     state = row.state if of_its_row else ""
-    assert last == Ending(why, state, failed, refused, is_held=of_its_row and row.phase == "held")
+    assert last == JobEnd(why, state, failed, refused, is_held=of_its_row and row.phase == "held")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_where_one_command_alone_says_that_it_is_gone_a_job_has_as_long_as_one_n
     life.look(row("PENDING"))
     life.look(None, is_sure=False)
     assert life.look(None, after=299, is_sure=False) == "pending"
-    assert life.look(None, after=1, is_sure=False) == Ending("SLURM knows it no more")
+    assert life.look(None, after=1, is_sure=False) == JobEnd("SLURM knows it no more")
 
 
 CONTRADICTIONS = {
@@ -169,7 +169,7 @@ def test_a_job_that_ends_while_its_workers_are_there_is_replaced_ahead_and_over_
     assert running.look(row("COMPLETING"), BOTH) == "running"
     assert running.job.site_job().ends_at == 1002.0 + 2
     assert running.look(row("COMPLETING"), BOTH, after=20) == "running"
-    assert running.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
+    assert running.look(row("COMPLETING")) == JobEnd("COMPLETING", "COMPLETING")
 
 
 def test_a_condition_that_passed_starts_anew(life):
@@ -196,12 +196,12 @@ def test_a_condition_has_its_own_patience_and_not_what_another_left(life):
     assert life.look(row("PENDING", "PartitionConfig"), after=29) == "pending"
     assert life.look(row("COMPLETING")) == "pending"
     assert life.look(row("COMPLETING")) == "pending"
-    assert life.look(row("COMPLETING")) == Ending("COMPLETING", "COMPLETING")
+    assert life.look(row("COMPLETING")) == JobEnd("COMPLETING", "COMPLETING")
 
 
 def test_a_requeued_job_that_is_held_was_whole_before_and_is_not_its_pools_fault(running):
     held = row("PENDING", "job requeued in held state", 1)
-    assert running.look(held, BOTH) == Ending("PENDING (job requeued in held state)", "PENDING", is_held=True)
+    assert running.look(held, BOTH) == JobEnd("PENDING (job requeued in held state)", "PENDING", is_held=True)
 
 
 def test_a_requeued_job_has_other_workers(running):
@@ -214,7 +214,7 @@ def test_a_requeued_job_has_other_workers(running):
 def test_a_job_that_lost_both_workers_is_given_a_minute(running):
     assert running.look(row("RUNNING")) == "booting"
     assert running.look(row("RUNNING"), after=59) == "booting"
-    assert running.look(row("RUNNING"), after=1) == Ending("none of its workers is connected for 60 s")
+    assert running.look(row("RUNNING"), after=1) == JobEnd("none of its workers is connected for 60 s")
 
 
 def test_half_a_job_counts_as_one_when_the_other_half_does_not_come(life):

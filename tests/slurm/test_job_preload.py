@@ -17,7 +17,7 @@ import pytest
 from distributed import Nanny, Worker
 
 from dask_ferro.elastic import evacuation
-from dask_ferro.elastic.scheduler_rpc import Roster
+from dask_ferro.elastic.scheduler_rpc import ScalingRPC
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.slurm import job_preload
 from dask_ferro.slurm import sigterm as term
@@ -104,7 +104,7 @@ async def test_the_signal_ends_the_process_when_its_results_are_elsewhere_and_it
         workers(scheduler.address, "other", "--no-nanny"),
     ):
         held = await held_on(client, scheduler, count + 1)
-        rows = part_of(scheduler, Roster).roster()["workers"]
+        rows = part_of(scheduler, ScalingRPC).roster()["workers"]
         own = [a for a, row in rows.items() if str(row["name"]).startswith("job-1")]
         assert [rows[a]["ends_in"] for a in own] == [
             pytest.approx(ends - time.time(), abs=10)
@@ -150,7 +150,7 @@ async def test_it_is_tried_again_until_somebody_has_room(client, scheduler):
         await finished_async(held)
         process.send_signal(signal.SIGUSR1)
         await until_async(
-            lambda: any(e["action"] == "stayed" for _, e in scheduler.get_events("ferro")),
+            lambda: any(e["action"] == "retire_failed" for _, e in scheduler.get_events("ferro")),
             "word that the worker stays",
             seen=lambda: scheduler.get_events("ferro"),
         )
@@ -195,7 +195,7 @@ async def test_sigterm_to_every_process_ends_them_when_their_results_are_elsewhe
 
 
 async def _over(scheduler, process):
-    await part_of(scheduler, Roster).over()
+    await part_of(scheduler, ScalingRPC).over()
 
 
 async def _closed(scheduler, process):
@@ -305,7 +305,7 @@ def test_a_worker_outlives_sigterm_by(again):
 async def test_a_nannys_worker_loads_it(given, wanted):
     nanny = Nanny("tcp://127.0.0.1:1", preload=given[0], preload_argv=given[1])
     try:
-        job_preload._on_its_worker(nanny)
+        job_preload._preload_worker(nanny)
         assert (nanny.preload, nanny.preload_argv or None) == wanted
     finally:
         await nanny.close()

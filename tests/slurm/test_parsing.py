@@ -174,7 +174,7 @@ def test_partitions_whose_jobs_give_way_at_once(facts, found):
 
 
 def test_local_time_is_read_too():
-    assert parsing.moment("2026-11-21T21:36:14") == datetime(2026, 11, 21, 21, 36, 14).timestamp()
+    assert parsing.parse_time("2026-11-21T21:36:14") == datetime(2026, 11, 21, 21, 36, 14).timestamp()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 import dask_ferro as ff
 from dask_ferro.slurm.cluster import SLURMCluster
-from dask_ferro.slurm.cluster_options import checked_name
+from dask_ferro.slurm.cluster_options import check_job_name
 from dask_ferro.slurm.job_lifecycle import BatchJob, Patience
 from dask_ferro.slurm.parsing import QueueRow
 from dask_ferro.slurm.pool import JobPool
@@ -83,7 +83,7 @@ def test_a_pool_is_closed_once_and_opens_by_itself() -> None:
 @pytest.mark.parametrize("name", ["a,b", "two words", "a;b", "-n", "", "$(id)", "a\n", "ä"])
 def test_a_name_that_slurms_commands_take_apart_is_refused(name: str) -> None:
     with pytest.raises(ff.InputError, match=r"job_name: got .*, wanted letters, digits"):
-        checked_name(name)
+        check_job_name(name)
 
 
 def test_a_cluster_is_refused_by_its_jobs_name_before_it_starts_anything() -> None:

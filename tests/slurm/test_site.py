@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_ferro.slurm.commands import Refused, run
-from dask_ferro.slurm.parsing import QueueRow, expanded, scontrol_rows
+from dask_ferro.slurm.commands import RefusedError, run
+from dask_ferro.slurm.parsing import QueueRow, expand_elements, scontrol_rows
 from dask_ferro.slurm.site import SlurmSite
 
 # As `scontrol --oneliner show job` of SLURM 22.05 prints them, less what is not read.
@@ -46,7 +46,7 @@ def test_scontrol_shows_jobs(text, found) -> None:
 
 
 def test_elements_of_an_array() -> None:
-    assert list(expanded("0-8:4,11,...")) == [0, 4, 8, 11]
+    assert list(expand_elements("0-8:4,11,...")) == [0, 4, 8, 11]
 
 
 JOB = f"echo '{FACTS.format(12, '', 'RUNNING', 'None', 0, 'c1')}'"
@@ -112,7 +112,7 @@ async def test_a_command_that_hangs_is_ended_with_what_it_started(command, monke
     monkeypatch.setattr("dask_ferro.slurm.commands._LIMIT", 0.3)
     command("sinfo", "sleep 34; echo never")
 
-    with pytest.raises(Refused, match=r"sinfo did not answer within 0\.3 s"):
+    with pytest.raises(RefusedError, match=r"sinfo did not answer within 0\.3 s"):
         await run("sinfo")
     left = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert b"sleep\x0034\x00" not in left

@@ -25,7 +25,7 @@ import dask_ferro as ff
 from dask_ferro.lower.prepared.remote import error_text, web_failure, without_secrets
 from dask_ferro.stream import files
 from dask_ferro.stream.ends import check_places
-from dask_ferro.stream.journal import AddressLock, SinkPath, held
+from dask_ferro.stream.journal import AddressLock, SinkPath, hold_sinks
 from tests.clusters import running
 from tests.each import every
 from tests.graphs import close, mlp, mlp_reference
@@ -378,11 +378,11 @@ def whole_or_none(sink: str) -> None:
 
 
 def test_a_sink_at_an_address_has_one_run_at_a_time(store: str) -> None:
-    with held([f"{store}/a.zarr", f"{store}/b.zarr"]):
+    with hold_sinks([f"{store}/a.zarr", f"{store}/b.zarr"]):
         said = r"b.zarr' is being written by another ff.predict_files: process \d+ on host.*remove '.*zarr.ferro-lock'"
-        with pytest.raises(ff.InputError, match=said), held([f"{store}/b.zarr"]):
+        with pytest.raises(ff.InputError, match=said), hold_sinks([f"{store}/b.zarr"]):
             pass
-        with held([f"{store}/c.zarr"]):
+        with hold_sinks([f"{store}/c.zarr"]):
             pass
     assert objects(store) == {}
 
@@ -643,8 +643,8 @@ def test_what_cannot_be_read_is_a_configuration_error(source: str, tmp_path: Pat
 def test_aliases_of_an_address_are_the_same(source: str, sink: str, same: bool) -> None:
     if "s3" in source.lower():
         pytest.importorskip("s3fs")
-    place = SinkPath("zarr", files.resolved(sink), ("y",))
-    sources = [files.resolved(source)]
+    place = SinkPath("zarr", files.resolve(sink), ("y",))
+    sources = [files.resolve(source)]
     if not same:
         check_places(sources, [place], f"{sink}.ferro-progress")
         return

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import dask_ferro as ff
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.ends import named_places, named_sources, open_source
+from dask_ferro.stream.ends import open_source, sinks_by_name, sources_by_name
 from dask_ferro.stream.formats import rows_of
 from dask_ferro.stream.formats.arrays import open_npy
 from dask_ferro.stream.sinks import Sink, check_kind
@@ -277,7 +277,7 @@ def test_a_source_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
 
 def test_a_table_goes_to_all_inputs(tmp_path):
     path = table(tmp_path, {"a": [1.0]})
-    with pytest.raises(ff.InputError, match="is no array, and goes to all inputs"):
+    with pytest.raises(ff.InputError, match="is not an array: pass it as the only source"):
         ff.predict_files(mlp(), {"x": path}, tmp_path / "y.npy")
 
 
@@ -358,16 +358,16 @@ def test_which_source_is_for_which_input(names, source, wanted, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     np.save("a.npy", X)
     if isinstance(wanted, dict):
-        assert named_sources(names, source) == wanted
+        assert sources_by_name(names, source) == wanted
     else:
         with pytest.raises(ff.InputError, match=wanted):
-            named_sources(names, source)
+            sources_by_name(names, source)
 
 
 def test_a_group_holds_several_inputs(tmp_path):
     group = str(tmp_path / "g.zarr")
     zarr.create_group(group)
-    assert named_sources(["x", "m"], group) == {"x": f"{group}/x", "m": f"{group}/m"}
+    assert sources_by_name(["x", "m"], group) == {"x": f"{group}/x", "m": f"{group}/m"}
 
 
 @every(
@@ -388,19 +388,19 @@ def test_a_group_holds_several_inputs(tmp_path):
 )
 def test_which_output_goes_where(sink, wanted):
     if isinstance(wanted, dict):
-        got = named_places(["s", "t/1"], sink)
+        got = sinks_by_name(["s", "t/1"], sink)
         assert {name: place[:2] for name, place in got.items()} == {
             name: (kind, os.path.realpath(path)) for name, (kind, path) in wanted.items()
         }
         assert [name for place in got.values() for name in place.outputs] == ["s", "t/1"]
     else:
         with pytest.raises(ff.InputError, match=wanted):
-            named_places(["s", "t/1"], sink)
+            sinks_by_name(["s", "t/1"], sink)
 
 
 @pytest.mark.parametrize("path", ["", "x\0.npy"])
 def test_what_is_no_path_is_called_that(path):
-    with pytest.raises(ff.InputError, match="is no path"):
+    with pytest.raises(ff.InputError, match="is not a path"):
         open_source(path, "x")
-    with pytest.raises(ff.InputError, match="is no path"):
-        named_places(["y"], path)
+    with pytest.raises(ff.InputError, match="is not a path"):
+        sinks_by_name(["y"], path)

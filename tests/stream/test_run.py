@@ -19,7 +19,7 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.ends import Ends, journal_folder, named_places, open_source
+from dask_ferro.stream.ends import Endpoints, journal_folder, open_source, sinks_by_name
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.work import StreamJob, Work, run_chunk
 from tests.each import every
@@ -67,10 +67,10 @@ def disk_that_fills_up(monkeypatch, after):
 def job_of(sink):
     """Return what the tasks of the run that wrote a sink had in common, and its parts again."""
     opened = ff.from_onnx(mlp())._opened
-    places = named_places(["scores"], sink)
+    places = sinks_by_name(["scores"], sink)
     journal = Journal(journal_folder(sink, places))
     header = journal.header()
-    ends = Ends({"x": open_source(X, "x")}, places, [])
+    ends = Endpoints({"x": open_source(X, "x")}, places, [])
     work = Work(opened, ends, Chunks(header.work["rows"], header.work["batch"]))
     sinks = journal.placed(work.sinks(work.known_rows()), header.run)
     return StreamJob(work.call, work.chunks, tuple(sinks), journal.parts(header.run))

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save
 import dask_ferro as ff
 import dask_ferro.tensor as ft
 from dask_ferro.errors import InputError
-from dask_ferro.lines import opened, sealed
+from dask_ferro.lines import format_line, parse_line
 from dask_ferro.train import checkpoint
 from dask_ferro.train.state import EarlyStopping, TrainingState
 from tests.train.nets import data, loss, params, ran, same_bits
@@ -347,7 +347,7 @@ def _take_another(path: Path):
 
 
 def _forget_files(path: Path):
-    path.write_bytes(sealed({**opened(path.read_bytes()), "files": {}}))
+    path.write_bytes(format_line({**parse_line(path.read_bytes()), "files": {}}))
 
 
 ARRAYS_FILE, WRONG = "rank-0.safetensors", "its checksum is wrong"
@@ -429,7 +429,7 @@ def test_other_settings_of_the_optimizer_hold_and_are_told(saved, tmp_path):
 def test_other_data_under_the_same_shapes_are_found_by_the_last_batch(steps, batch, saved, tmp_path):
     copytree(saved / f"step-{steps:012}", tmp_path / "made" / f"step-{steps:012}")
     with pytest.raises(
-        InputError, match=f"batch {batch} of epoch 0 is another one than before; give the same data"
+        InputError, match=f"batch {batch} of epoch 0 differs from the earlier run's; give the same data"
     ):
         ran(checkpoint=tmp_path / "made", data={name: value + 1 for name, value in data().items()})
 
@@ -450,6 +450,8 @@ def test_a_loader_that_shuffles_goes_on_after_a_whole_epoch(tmp_path):
 def test_a_checkpoint_of_another_release_is_refused(saved, tmp_path):
     copytree(saved, tmp_path / "made")
     file = tmp_path / "made" / "step-000000000003" / "manifest.json"
-    file.write_bytes(sealed({**opened(file.read_bytes()), "format": "checkpoint 9"}))
-    with pytest.raises(InputError, match=r"format 'checkpoint 9', and .* reads '.* 3'; go on with the rel"):
+    file.write_bytes(format_line({**parse_line(file.read_bytes()), "format": "checkpoint 9"}))
+    with pytest.raises(
+        InputError, match=r"format 'checkpoint 9', and .* reads '.* 3'; continue with the rel"
+    ):
         ran(checkpoint=tmp_path / "made", steps=0)

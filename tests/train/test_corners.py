@@ -158,7 +158,7 @@ def test_a_loader_in_another_order_does_not_go_on_in_silence():
     for step in training:
         if step.index == 2:
             break
-    with pytest.raises(InputError, match="batch 2 of epoch 0 is another one than before"):
+    with pytest.raises(InputError, match="batch 2 of epoch 0 differs from the earlier run's"):
         losses(training)
 
 

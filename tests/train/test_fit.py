@@ -201,7 +201,7 @@ TENSOR = ft.mean((ft.input("x", ("N", 6)) * W) ** 2)
         ({"metrics": {"loss": loss}}, "'loss' is the name of the loss"),
         (
             {"micro_batch": 2},
-            "unknown option micro_batch; beside its own it takes micro_batches.*mean micro_batches",
+            "unknown option micro_batch; it also takes micro_batches.*mean micro_batches",
         ),
         ({"batchsize": 2}, r"did you mean batch_size\?"),
         (
@@ -230,9 +230,9 @@ TENSOR = ft.mean((ft.input("x", ("N", 6)) * W) ** 2)
             {"lr": 0.1, "optimizer": SimpleNamespace(init=dict, step=dict)},
             "lr: SimpleNamespace has no field `lr` to replace",
         ),
-        ({"lr": "cosine"}, "lr: got 'cosine', wanted a number from 0 on, or a function"),
-        ({"lr": -0.1}, "lr: got -0.1, wanted a number from 0 on"),
-        ({"lr": lambda update: None, "steps": 1}, r"lr\(0\): got None, wanted a finite number from 0 on"),
+        ({"lr": "cosine"}, "lr: got 'cosine', wanted a number of at least 0, or a function"),
+        ({"lr": -0.1}, "lr: got -0.1, wanted a number of at least 0"),
+        ({"lr": lambda update: None, "steps": 1}, r"lr\(0\): got None, wanted a finite number of at least 0"),
         (
             {"optimizer": "adam"},
             r"optimizer: got 'adam', wanted one such as dask_ferro.tensor.optim.Adam\(1e-3\)",

@@ -66,7 +66,7 @@ def test_the_scale_of_what_was_asked(asked, precision, scale):
         (lambda: LossScaler(0.5), "initial: got 0.5"),
         (lambda: LossScaler(growth=0.5), "growth: got 0.5, wanted a power of two from 1"),
         (lambda: LossScaler(backoff=2.0), "backoff: got 2.0"),
-        (lambda: LossScaler(interval=0), "interval: got 0, wanted a number of steps from 1 on"),
+        (lambda: LossScaler(interval=0), "interval: got 0, wanted a number of steps of at least 1"),
         (lambda: loss_scale_of("static", None), "got 'static', wanted 'dynamic', a power of two"),
         (lambda: loss_scale_of(True, None), "got True"),
     ],

@@ -26,7 +26,7 @@ def test_a_cosine_rises_to_its_peak_and_falls_to_the_last_rate(update, rate):
         (lambda: CosineDecay(-1.0, 5), "peak: got -1.0"),
         (lambda: CosineDecay(1.0, 5, final=math.nan), "final: got nan"),
         (lambda: CosineDecay(1.0, 5, warmup=5), "warm-up of 5 of 5 updates"),
-        (lambda: rate_at(lambda update: -0.1, 7), r"lr\(7\): got -0.1, wanted a finite number from 0 on"),
+        (lambda: rate_at(lambda update: -0.1, 7), r"lr\(7\): got -0.1, wanted a finite number of at least 0"),
         (lambda: rate_at(lambda update: math.inf, 0), "got inf"),
     ],
 )

@@ -12,7 +12,7 @@ import dask_ferro as ff
 import dask_ferro.tensor as ft
 from dask_ferro.graph.tensor.tensor import asarray
 from dask_ferro.lower.tensor import compute
-from dask_ferro.train.update import clipped
+from dask_ferro.train.update import clip_by_norm
 from tests.train.nets import data, leaves, loss, outputs, params, ran, same_bits
 
 numbers = st.floats(-100, 100, width=32)
@@ -27,7 +27,7 @@ def test_clipping_is_torchs(a, b, most):
     for tensor, values in zip(tensors, (a, b), strict=True):
         tensor.grad = torch.tensor(values, dtype=torch.float64)
     torch.nn.utils.clip_grad_norm_(tensors, most)
-    mine = compute(clipped([asarray(np.array(values, "f8")) for values in (a, b)], most))
+    mine = compute(clip_by_norm([asarray(np.array(values, "f8")) for values in (a, b)], most))
     # PyTorch adds 1e-6 to the norm.
     for tensor, found in zip(tensors, mine, strict=True):
         np.testing.assert_allclose(found, tensor.grad.numpy(), rtol=2e-6 / most + 1e-6, atol=1e-6)

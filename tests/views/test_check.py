@@ -59,5 +59,5 @@ def test_names_of_users_are_no_markup(monkeypatch):
 
 
 def test_what_is_counted_of_workers():
-    assert view.counted(["b"] * 2 + list("acdef")).startswith("2 x b, 1 x a")
-    assert view.counted(["b"] * 2 + list("acdef")).endswith("and others")
+    assert view.count_texts(["b"] * 2 + list("acdef")).startswith("2 x b, 1 x a")
+    assert view.count_texts(["b"] * 2 + list("acdef")).endswith("and others")

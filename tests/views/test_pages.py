@@ -20,13 +20,13 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 import dask_ferro as ff
-from dask_ferro.elastic.retirement import Leaving
+from dask_ferro.elastic.retirement import Retirements
 from dask_ferro.observe import dashboard_state
 from dask_ferro.observe.dashboard_state import (
     Backlog,
     ElasticPicture,
     MoveFlow,
-    Second,
+    MovesPerSecond,
     StealingPicture,
 )
 from dask_ferro.observe.findings import ClusterFinding
@@ -37,7 +37,7 @@ from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.log import Log, Sample
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.scheduler.scheduling import Scheduling
-from dask_ferro.views.pages import look, put_on
+from dask_ferro.views.pages import look, register_pages
 from dask_ferro.views.pages.elastic import ElasticPage
 from dask_ferro.views.pages.overview import OverviewPage
 from dask_ferro.views.pages.stealing import StealingPage
@@ -86,7 +86,10 @@ def test_moves_are_counted_by_the_second() -> None:
     moves = log_of([(*one, "v", "t") for one in outcomes]).moves.since()[0]
     seconds = dashboard_state._seconds(moves)
     assert [one.second for one in seconds] == [*range(33, 93)]
-    assert [one for one in seconds if any(one[1:])] == [Second(90, 1, 1, 0), Second(92, 1, 0, 1)]
+    assert [one for one in seconds if any(one[1:])] == [
+        MovesPerSecond(90, 1, 1, 0),
+        MovesPerSecond(92, 1, 0, 1),
+    ]
     assert dashboard_state._seconds([]) == ()
 
 
@@ -95,7 +98,7 @@ def test_the_log_is_as_long_after_a_day_as_after_an_hour() -> None:
     for second in range(20_000):
         log.loads.append(Sample(float(second), 0, 0, 0, 0, 0))
         log.decisions.append({"action": "scale"})
-        log.departures.append({"action": "left"})
+        log.departures.append({"action": "retired"})
     rings = (log.moves, log.loads, log.decisions, log.departures)
     assert [len(ring) for ring in rings] == [5000, 600, 500, 500]
 
@@ -127,7 +130,7 @@ def test_stealing_is_drawn_as_it_is_given() -> None:
             "informed",
             {"confirmed": 3, "refused": 1, "seconds_worked": 4.0, "seconds_moving": 0.25},
             (MoveFlow("0", "1", 3, 4.0, 0.25),),
-            (*(Second(at) for at in range(41, 100)), Second(100, 3, 1, 0)),
+            (*(MovesPerSecond(at) for at in range(41, 100)), MovesPerSecond(100, 3, 1, 0)),
             (Backlog("0", 2.0, 0.005, 7), Backlog("1", 0.0, 0.02, 0)),
             2,
         )
@@ -199,7 +202,7 @@ def test_a_decision_may_lack_all_but_its_name() -> None:
 
 
 def test_a_dashboard_without_what_the_pages_need_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    take_off = put_on(SimpleNamespace(), None)  # type: ignore[arg-type]
+    take_off = register_pages(SimpleNamespace(), None)  # type: ignore[arg-type]
     assert take_off() is None
     assert "dask_ferro's dashboard pages could not be added: AttributeError" in caplog.text
 
@@ -286,7 +289,7 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     one, other = scheduler.workers
     await finished_async(client.submit(bytes, 1000, key="kept", workers=[one]))
     held = client.submit(bytes, 1000, key="kept")
-    leaving = Leaving(scheduler)
+    leaving = Retirements(scheduler)
     stayed, _ = await leaving.leave([one])
     assert stayed == {}
     stayed, _ = await leaving.leave([other])
@@ -294,9 +297,9 @@ async def test_workers_that_leave_are_told_as_they_publish_it(client: Client, sc
     stealing = scheduler.extensions["stealing"]
     texts = [text for _, text in dashboard_state.elastic_picture(stealing.records).departures]
     gone, stays = dashboard_state.label(one), dashboard_state.label(other)
-    assert texts[0].startswith(f"{gone} begin to leave")
-    assert texts[1] == f"{gone} left"
-    assert texts[-1] == f"{stays} stayed: nobody would stay to take what they hold"
+    assert texts[0].startswith(f"{gone} begin to retire")
+    assert texts[1] == f"{gone} retired"
+    assert texts[-1] == f"{stays} did not retire: no worker would remain to take over their results"
     await leaving.stop()
     del held
 

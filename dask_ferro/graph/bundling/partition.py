@@ -298,16 +298,24 @@ def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks |
     events: list[int] = []
     coming = [(0.0, rank[v], v) for v in range(len(q)) if not waits[v]]
     heapify(coming)
+    # What waits for the scheduler, and what was handed out.
+    queued: list[tuple[float, int]] = []
     ready: list[tuple[float, int]] = []
     running: list[tuple[float, int, int]] = []
     # Nothing is removed from the middle of the heap, so it may hold a worker twice or a busy one; `free` is exact.
     idle = list(range(workers))
     free = [True] * workers
     now = dispatched = 0.0
-    while coming or ready or running:
-        while coming and max(dispatched, coming[0][0]) + dispatch <= now:
-            at, priority, v = heappop(coming)
-            arrived[v] = dispatched = max(dispatched, at) + dispatch
+    while coming or queued or ready or running:
+        while coming or queued:
+            # The scheduler hands out the first in order of all that wait: Dask queues roots.
+            begin = dispatched if queued else max(dispatched, coming[0][0])
+            if begin + dispatch > now:
+                break
+            while coming and coming[0][0] <= begin:
+                heappush(queued, heappop(coming)[1:])
+            priority, v = heappop(queued)
+            arrived[v] = dispatched = begin + dispatch
             heappush(ready, (priority, v))
         while ready and len(running) < workers:
             v = heappop(ready)[1]
@@ -328,7 +336,11 @@ def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks |
             fetched = sum(made.values()) - made.get(worker, 0.0)
             heappush(running, (max(now, arrived[v] + fetched / per_s) + spent[v], worker, v))
         end = running[0][0] if running else inf
-        start = max(dispatched, coming[0][0]) + dispatch if coming else inf
+        start = inf
+        if queued:
+            start = dispatched + dispatch
+        elif coming:
+            start = max(dispatched, coming[0][0]) + dispatch
         now = max(now, min(end, start))
         while running and running[0][0] <= now:
             _, worker, u = heappop(running)

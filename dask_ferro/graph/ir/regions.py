@@ -19,7 +19,7 @@ import onnx_ir as ir
 from dask_ferro.errors import InputError
 
 # Keys of a node's metadata_props.
-REGION_KEY, PHASE_KEY = "dask_ferro.signal", "dask_ferro.phase"
+REGION_KEY, PHASE_KEY = "dask_ferro.region", "dask_ferro.phase"
 # Of a node that repeats a forward node during the backward.
 REMAT_KEY = "dask_ferro.remat"
 BACKWARD = "backward"
@@ -39,7 +39,7 @@ class Region(NamedTuple):
 
 
 # A context variable, not a global: threads and tasks of one process write graphs at the same time.
-_CURRENT: ContextVar[Region] = ContextVar("dask_ferro.signal", default=Region())  # noqa: B039 - immutable, a NamedTuple
+_CURRENT: ContextVar[Region] = ContextVar("dask_ferro.region", default=Region())  # noqa: B039 - immutable, a NamedTuple
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     applied = apply(graph, "plan.yaml")       the graph's results do not depend on the plan
     applied.spmd()                            nodes and collectives of all ranks; one rank without a plan
 
-A region is a signal's path and all paths below it ("layer1" includes "layer1/attention"), or a pattern over paths; if
+A region is its path and all paths below it ("layer1" includes "layer1/attention"), or a pattern over paths; if
 no path matches, a pattern over names of nodes.  Where several regions match, the longest name takes precedence, key by
 key.  Backward nodes belong to the region of their forward nodes, or to the one that it names as `backward`.  A value of
 `shard` is an input or output of the region's nodes, also one behind a cast: by its name, its last part, or a pattern.

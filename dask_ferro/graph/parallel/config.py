@@ -2,7 +2,7 @@
 
     mesh: {data: 2, tensor: 2}          # keys of the whole graph: `_OF_GRAPH`
     inputs: {x: {data: 0}}
-    layer1:                             # a region: a signal's path, or a pattern over paths or over names of nodes
+    layer1:                             # a region: its path, or a pattern over paths or over names of nodes
       shard: {weight: 1, bias: whole}   # its keys: `_OF_REGION`
       workers: [0, 1]
     layer2:                             # GT's form: all weights and inputs of the region, as in `shard: {"*": 0}`

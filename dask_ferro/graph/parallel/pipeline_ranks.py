@@ -43,15 +43,15 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
 
 
-def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: PlanFile) -> list[list[str]]:
-    """Return the signals of each chunk, one chunk for each stage of a plan, in order.
+def plan_regions(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: PlanFile) -> list[list[str]]:
+    """Return the regions of each chunk, one chunk for each stage of a plan, in order.
 
-    Raises `InputError` for stages that are not numbered 0, 1 and so on, or a region with a stage that is not a signal.
+    Raises `InputError` for stages that are not numbered 0, 1 and so on, or a node with a stage and no region.
     """
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
     model = build(outputs, leaves).model
     regions = apply_plan(model, plan).regions
-    signals: dict[int, dict[str, None]] = {}
+    paths: dict[int, dict[str, None]] = {}
     for node in model.graph:
         region = regions.get(node.name or "")
         if region is None or region.stage is None:
@@ -61,13 +61,13 @@ def plan_signals(outputs: Mapping[str, Tensor], parameters: Tree | None, plan: P
                 f"its node {node.name!r} has no region, and a pipeline is cut by regions; write it in one"
             )
             raise plan.refusal([format_problem(region.line, region.name, problem)])
-        signals.setdefault(region.stage, {})[region_of(node).path] = None
-    if sorted(signals) != list(range(len(signals))):
+        paths.setdefault(region.stage, {})[region_of(node).path] = None
+    if sorted(paths) != list(range(len(paths))):
         raise InputError(
-            f"plan {plan.source}: its regions have stages {sorted(signals)}, wanted 0, 1, ... for a pipeline; number"
+            f"plan {plan.source}: its regions have stages {sorted(paths)}, wanted 0, 1, ... for a pipeline; number"
             " them, or give parallel(stages=...)"
         )
-    return [list(signals[stage]) for stage in sorted(signals)]
+    return [list(paths[stage]) for stage in sorted(paths)]
 
 
 def plan_workers(plan: PlanFile, stages: int) -> list[int] | None:

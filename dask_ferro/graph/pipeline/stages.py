@@ -30,7 +30,7 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Node, Tensor
 
 LOSS = "loss"
-Signals = Sequence[str | Sequence[str]]
+RegionCuts = Sequence[str | Sequence[str]]
 # The share of a piece by which a cut may move to save bytes: less than the error of projections.
 _SLACK = 0.05
 
@@ -53,19 +53,19 @@ def cut_stages(
     parameters: Tree | None,
     *,
     chunks: int,
-    signals: Signals | None = None,
+    cuts: RegionCuts | None = None,
 ) -> Staged:
     """Return the model of `outputs`, with gradients of the loss among them, and a chunk for every node.
 
     With parameters, which are constants or arguments, the first output is the loss; with None there is no backward.
-    Chunks have about equal projected seconds and few bytes between them, or one or several regions each (`signals`): a
+    Chunks have about equal projected seconds and few bytes between them, or one or several regions each (`cuts`): a
     node in none of these is in the latest chunk that it reads from.
 
     Raises `InputError` for fewer nodes than chunks, a region that does not exist, or regions against the flow of data,
     and `UnsupportedOpError` for an op without a gradient on the way from the loss to a parameter.
     """
     nodes = reached(outputs.values())
-    homes = _by_signal(nodes, signals) if signals is not None else _by_cost(outputs, nodes, chunks)
+    homes = _by_region(nodes, cuts) if cuts is not None else _by_cost(outputs, nodes, chunks)
     _check_flow(nodes, homes)
     marked = _marked(outputs, nodes, homes)
     leaves = [] if parameters is None else pytree.leaves(parameters, "parallel")
@@ -90,9 +90,9 @@ def input_names(model: ir.Model, leaves: Sequence[Tensor]) -> tuple[str, ...]:
 # ---- chunks of forward nodes -------------------------------------------------------------------------------
 
 
-def _by_signal(nodes: Sequence[Node], signals: Signals) -> dict[int, int]:
+def _by_region(nodes: Sequence[Node], cuts: RegionCuts) -> dict[int, int]:
     chunk_of: dict[str, int] = {}
-    for chunk, names in enumerate(signals):
+    for chunk, names in enumerate(cuts):
         chunk_of |= dict.fromkeys([names] if isinstance(names, str) else names, chunk)
     homes: dict[int, int] = {}
     seen: set[str] = set()

@@ -374,10 +374,13 @@ def _edges(
 
 
 def _ranks(sources: Sequence[Sequence[int]]) -> list[int]:
-    """Return the order in which Dask runs the tasks of a graph, given those that each one waits for."""
+    """Return the order in which Dask runs the tasks of a graph, given those that each one waits for.
+
+    Roots are last: Dask queues them until a worker has nothing else to run.
+    """
     graph: dict[Key, GraphNode] = {i: Task(i, max, *map(TaskRef, before)) for i, before in enumerate(sources)}
-    found = order(graph)
-    return [found[i] for i in range(len(sources))]
+    places = order(graph)
+    return [places[i] + (0 if before else len(graph)) for i, before in enumerate(sources)]
 
 
 def _cost(

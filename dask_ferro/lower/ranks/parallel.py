@@ -18,11 +18,11 @@ import onnx_ir as ir
 from dask_ferro.errors import InputError
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
-from dask_ferro.graph.parallel.pipeline_ranks import plan_signals
+from dask_ferro.graph.parallel.pipeline_ranks import plan_regions
 from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.graph.pipeline.stages import LOSS, Signals, cut_stages
+from dask_ferro.graph.pipeline.stages import LOSS, RegionCuts, cut_stages
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph, whole_step
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.from_model import from_model
@@ -42,7 +42,7 @@ def parallelize(
     micro_batches: int | None = None,
     schedule: str | Schedule | None = None,
     chunks: int | None = None,
-    stages: int | Signals | None = None,
+    stages: int | RegionCuts | None = None,
     batch_inputs: Sequence[str] | None = None,
     reduction: str = "mean",
     workers: Sequence[str | int] | None = None,
@@ -77,7 +77,7 @@ def parallelize(
     chunks : int, optional
         For a schedule by name: chunks of the model on each stage, as `schedule` takes them.
     stages : int or sequence, optional
-        The number of stages, for a cut by projected cost; or the signals to cut by, one entry per chunk, each one
+        The number of stages, for a cut by projected cost; or the regions to cut by, one entry per chunk, each one
         name or several; by default those of the plan, on the workers that it numbers, or one.  A complete schedule has
         its own number of stages.
     batch_inputs : sequence of str, optional
@@ -92,7 +92,7 @@ def parallelize(
     Raises
     ------
     InputError
-        Stages, micro-batches, chunks, signals or a schedule that contradict each other, or an empty `batch_inputs`.
+        Stages, micro-batches, chunks, regions or a schedule that contradict each other, or an empty `batch_inputs`.
     UnsupportedOpError
         An op without a gradient or without an engine.
 
@@ -134,7 +134,7 @@ def parallelize(
         micro_batches = sharding.micro_batches if micro_batches is None else micro_batches
         stages = sharding.stages if stages is None else stages
     if stages is None and sharding is not None and sharding.has_stages:
-        stages = plan_signals(outputs, params, sharding)
+        stages = plan_regions(outputs, params, sharding)
     order = _schedule("1f1b" if schedule is None else schedule, stages, micro_batches, chunks)
     trains = any(order.peaks)
     # Without parameters nothing is differentiated: only the forwards of the lists are kept.
@@ -144,12 +144,12 @@ def parallelize(
         raise InputError(
             f"schedule {order.name!r} has only forwards; leave out the parameters, or add backwards"
         )
-    signals = None if stages is None or isinstance(stages, int) else stages
+    cuts = None if stages is None or isinstance(stages, int) else stages
     update: UpdateGraph | None = None
     if optimizer is not None and params is not None and (order.chunks, order.micro_batches) == (1, 1):
         model, update = whole_step(outputs, params, optimizer)
     else:
-        model = cut_stages(outputs, params, chunks=order.chunks, signals=signals)
+        model = cut_stages(outputs, params, chunks=order.chunks, cuts=cuts)
         if optimizer is not None and params is not None:
             update = update_graph(optimizer, params, model.params, model.grads)
     # Tensors are not sent to workers.
@@ -167,7 +167,7 @@ def parallelize(
 
 
 def _schedule(
-    schedule: str | Schedule, stages: int | Signals | None, micro_batches: int | None, chunks: int | None
+    schedule: str | Schedule, stages: int | RegionCuts | None, micro_batches: int | None, chunks: int | None
 ) -> Schedule:
     if not isinstance(schedule, Schedule):
         parts, count = micro_batches if micro_batches is not None else 1, 1 if stages is None else stages

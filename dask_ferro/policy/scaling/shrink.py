@@ -3,7 +3,8 @@
 Pending jobs hold no data and go first, the newest in front, so that the oldest keeps its place in the batch system's
 queue.  Pending jobs of one pool do not replace those of another, whose queue may be much slower.  Of running jobs
 those with the least unique data go first, then those that end first, then the newest; a job stays if its data fits
-nowhere or if it was refused a moment ago.  A booting job goes only for the maximum, where no running one could go
+nowhere or if it was refused a moment ago.  If the fleet is over the maximum, jobs that no work could use go before
+others of their state.  A booting job goes only for the maximum, where no running one could go
 instead.  Where the maximum is an order (`scale(n)`), jobs go down to it in any case, booting ones before those with
 data.
 """
@@ -133,7 +134,13 @@ def _release_excess(fleet: Fleet, exits: _Exits) -> None:
     """Shrink to the maximum, busy jobs included."""
     p = fleet.parameters
     new = sum(count * fleet.pools[name].processes for name, count in fleet.coming.items())
-    for job in sorted(fleet.jobs, key=lambda job: _order(job, p.ordered)):
+
+    def order(job: Job) -> tuple[int, bool, tuple[int, bool, int, float, int]]:
+        """Put jobs that no work could use first among those of one state."""
+        usual = _order(job, p.ordered)
+        return usual[0], any(work.admits(job) for work in fleet.works), usual
+
+    for job in sorted(fleet.jobs, key=order):
         pool, workers = fleet.pools[job.pool], fleet.workers() - new
         many = workers > p.maximum or fleet.count(job.pool) - fleet.coming[job.pool] > pool.maximum
         # Rounding to whole jobs may exceed the minimum.

@@ -49,7 +49,7 @@ class Source:
         return lambda number: self.part(*chunks.span(number))
 
 
-def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
+def check_numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     """Return a dtype in this machine's byte order; raises `InputError` for texts, structures and narrow floats."""
     if dtype.kind in "biufc" and issubclass(dtype.type, (np.number, np.bool_)):
         return dtype.newbyteorder("=")
@@ -58,7 +58,7 @@ def numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
     )
 
 
-class Extra:
+class OptionalModule:
     """A package that is imported where it is used, as it is an extra; `InputError` where it is not installed."""
 
     def __init__(self, package: str, *modules: str) -> None:
@@ -80,9 +80,9 @@ class Extra:
             ) from error
 
 
-pa: Any = Extra("pyarrow", "compute", "csv", "dataset", "parquet")
-zarr: Any = Extra("zarr")
-pillow: Any = Extra("PIL", "Image", "ImageOps")
+pa: Any = OptionalModule("pyarrow", "compute", "csv", "dataset", "parquet")
+zarr: Any = OptionalModule("zarr")
+pillow: Any = OptionalModule("PIL", "Image", "ImageOps")
 
 
 def rows_of(piece: Any) -> Any:

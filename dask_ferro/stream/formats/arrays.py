@@ -24,7 +24,7 @@ from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.files import Stamp, check_unchanged
-from dask_ferro.stream.formats import Array, Source, numeric, zarr
+from dask_ferro.stream.formats import Array, Source, check_numeric, zarr
 
 # Files that mark a folder as zarr's, in its formats 3 and 2.
 ZARR_MARKS = ("zarr.json", ".zarray", ".zgroup")
@@ -92,7 +92,7 @@ def open_array(array: Any, what: str) -> MemorySource:
     # Dask's unknown sizes are NaN, which differs from itself.
     if any(size != size for size in array.shape):
         raise InputError(f"{what} has chunks of unknown size; call .compute_chunk_sizes() on it first")
-    numeric(np.dtype(array.dtype), what)
+    check_numeric(np.dtype(array.dtype), what)
     if isinstance(array, np.ndarray):
         return MemorySource(array)
     return DaskSource(array, int(max(1, *array.chunks[0])))
@@ -150,7 +150,7 @@ class NpySource(_StoredSource):
 
 def open_npy(path: str) -> NpySource:
     try:
-        with files.opened(path) as file:
+        with files.open_file(path) as file:
             opened = files.stamp(path)
             version = npy_format.read_magic(file)
             if version not in _HEADERS:
@@ -159,7 +159,7 @@ def open_npy(path: str) -> NpySource:
             offset = file.tell()
     except (ValueError, EOFError) as error:
         raise InputError(f"source {path!r} is not a .npy file: {error}") from error
-    plain = numeric(dtype, f"source {path!r}")
+    plain = check_numeric(dtype, f"source {path!r}")
     if not shape:
         raise InputError(f"source {path!r} holds a single number; wanted rows along axis 0")
     if opened.size < (whole := offset + prod(shape) * dtype.itemsize):
@@ -206,7 +206,7 @@ class ZarrSource(_StoredSource):
         there: Any = f"{self.dtype}{[self.rows, *self.row_shape]}"
         if not self.is_named:
             names = files.find(self.path)
-            there = files.summary(files.stamps([files.joined(self.path, name) for name in names]))
+            there = files.summary(files.stamps([files.join(self.path, name) for name in names]))
         return f"{shown(self.path)}, {there}"
 
     def read(self) -> Array:
@@ -230,11 +230,11 @@ def open_zarr(path: str, name: str) -> ZarrSource:
                 f"source {path!r} is a zarr group of {', '.join(arrays) or 'no arrays'}, and none has the name"
                 f" {name!r} of the model's input; name one: {path.rstrip('/')}/<array>"
             )
-        return open_zarr(files.joined(path, name if name in arrays else arrays[0]), name)
+        return open_zarr(files.join(path, name if name in arrays else arrays[0]), name)
     if not found.shape:
         raise InputError(f"source {path!r} holds a single number; wanted rows along axis 0")
     _refuse_packed(path, found.attrs.asdict())
-    dtype = numeric(np.dtype(found.dtype), f"source {path!r}")
+    dtype = check_numeric(np.dtype(found.dtype), f"source {path!r}")
     return ZarrSource(path, found.shape[0], tuple(found.shape[1:]), dtype, max(1, found.chunks[0]))
 
 

@@ -25,7 +25,7 @@ from dask_ferro.lower.prepared.remote import shown
 from dask_ferro.stream import files
 from dask_ferro.stream.files import Stamp, check_unchanged
 from dask_ferro.stream.formats import pa
-from dask_ferro.stream.formats.tables import VALUE_S, Table, TableSource, decoded_once
+from dask_ferro.stream.formats.tables import VALUE_S, Table, TableSource, decode_once
 
 # Rows between two places of a file that are remembered, bytes that are looked through at a time, and those of the first
 # rows, of which the columns' types follow.
@@ -102,7 +102,7 @@ class CsvTable(TableSource):
         for name, kind in ((field.name, field.type) for field in self.schema):
             dtype = None if name in chosen or name in kept else features.get(name)
             if dtype is not None and dtype.kind in "biuf" and pa.types.is_string(kind):
-                raise _misread(self.label, f"column {name!r} has texts, and the model takes {dtype}")
+                raise _read_error(self.label, f"column {name!r} has texts, and the model takes {dtype}")
             is_whole = pa.types.is_integer(kind) or pa.types.is_null(kind)
             if dtype is not None and dtype.kind == "f" and is_whole:
                 # Whole numbers may have fractions further on.
@@ -119,7 +119,7 @@ class CsvTable(TableSource):
             first = _first_rows(self.label, self.options, names, dict.fromkeys(names, pa.string()))
         for name in names:
             with suppress(pa.ArrowInvalid):
-                _exact(first.column(name), self.schema.field(name).type, name)
+                _parse_exactly(first.column(name), self.schema.field(name).type, name)
                 kept.append(name)
         return tuple(kept)
 
@@ -138,7 +138,7 @@ class CsvTable(TableSource):
         if _is_plain(self.label, self.options):
             content = files.read(self.label, first, stop, self.opened.size)
         else:
-            content = decoded_once(_text, self.label, self.options, self.opened)[first:stop]
+            content = decode_once(_text, self.label, self.options, self.opened)[first:stop]
         check_unchanged(self.label, self.opened)
         table = self._parsed(content)
         if table.num_rows != self.held:
@@ -163,14 +163,14 @@ class CsvTable(TableSource):
                 pa.BufferReader(content), reading, **self.options.arrow(self.schema.names, kinds)
             )
             for name in self.exact:
-                number = _exact(table.column(name), self.schema.field(name).type, name)
+                number = _parse_exactly(table.column(name), self.schema.field(name).type, name)
                 table = table.set_column(table.column_names.index(name), name, number)
         except (pa.ArrowException, UnicodeError) as error:
-            raise _misread(self.label, str(error)) from error
+            raise _read_error(self.label, str(error)) from error
         return table.cast(self.schema)
 
 
-def _exact(texts: Any, kind: Any, name: str) -> Any:
+def _parse_exactly(texts: Any, kind: Any, name: str) -> Any:
     """Return the numbers of some texts; raises pyarrow's error where a number does not keep its text."""
     compute = pa.compute
     numbers = texts.cast(kind)
@@ -183,7 +183,7 @@ def _exact(texts: Any, kind: Any, name: str) -> Any:
     return numbers
 
 
-def _misread(path: str, said: str) -> InputError:
+def _read_error(path: str, said: str) -> InputError:
     """Return the error for a CSV file, with the option that is the likely remedy."""
     if "UTF8" in said or "codec" in said:
         remedy = 'it has another encoding: pass encoding="latin-1", or its own'
@@ -208,17 +208,19 @@ def open_csv(path: str, options: CsvOptions) -> CsvTable:
     try:
         marks, rows = _marks(path, options)
     except UnicodeError as error:
-        raise _misread(path, str(error)) from error
+        raise _read_error(path, str(error)) from error
     # The types and the marks are of one file.
     check_unchanged(path, opened)
     if len(schema) == 1 and (other := [c for c in ";\t|" if c in schema.names[0] and c != options.separator]):
         raise InputError(f"source {path!r} has one column, {schema.names[0]!r}: pass separator={other[0]!r}")
     chosen = {name: _type_of(kind) for name, kind in options.types}
     if unknown := sorted(set(chosen) - set(schema.names)):
-        raise InputError(f"types={unknown} are no columns of {path!r}; it has {', '.join(schema.names[:20])}")
+        raise InputError(
+            f"types={unknown} are not columns of {path!r}; it has {', '.join(schema.names[:20])}"
+        )
     fields = [pa.field(field.name, chosen.get(field.name, field.type)) for field in schema]
     if damaged := [f.name for f in fields if pa.types.is_binary(f.type) and f.name not in chosen]:
-        raise _misread(path, f"column {damaged[0]!r} has bytes that are no UTF8")
+        raise _read_error(path, f"column {damaged[0]!r} has bytes that are not UTF-8")
     return CsvTable(path, pa.schema(fields), rows, tuple(schema.names), options, opened, marks)
 
 
@@ -227,12 +229,12 @@ def _first_rows(path: str, options: CsvOptions, columns: Any = None, types: Any 
     reading = pa.csv.ReadOptions(block_size=_FIRST, encoding=options.encoding)
     how = options.arrow(columns, types)
     try:
-        with files.opened(path, "infer") as file, pa.csv.open_csv(file, reading, **how) as reader:
+        with files.open_file(path, "infer") as file, pa.csv.open_csv(file, reading, **how) as reader:
             # A file without rows has no first batch.
             return pa.Table.from_batches(islice(reader, 1), reader.schema)
     except (pa.ArrowException, UnicodeError, LookupError) as error:
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
-            raise _misread(path, str(error)) from error
+            raise _read_error(path, str(error)) from error
         raise InputError(f"source {path!r} is no CSV with a header: {error}") from error
 
 
@@ -243,7 +245,7 @@ def _is_plain(path: str, options: CsvOptions) -> bool:
 
 def _blocks(path: str, options: CsvOptions) -> Iterator[bytes]:
     """Yield the text of a file, in its own encoding if that is like ASCII, else as UTF-8."""
-    with files.opened(path, "infer") as file:
+    with files.open_file(path, "infer") as file:
         if options.is_ascii:
             yield from iter(partial(file.read, _BLOCK), b"")
             return
@@ -260,7 +262,7 @@ def _type_of(name: str) -> Any:
         return pa.string() if name in ("str", "object", "category") else pa.type_for_alias(str(name))
     except ValueError:
         raise InputError(
-            f"types: {name!r} is no type; wanted one of pyarrow's, such as 'string' or 'float64'"
+            f"types: {name!r} is not a type; wanted one of pyarrow's, such as 'string' or 'float64'"
         ) from None
 
 
@@ -277,7 +279,7 @@ def _marks(path: str, options: CsvOptions) -> tuple[tuple[int, ...], int]:
         breaks = np.flatnonzero(data == _BREAK)
         if not len(breaks) and not records and b"\r" in block:
             raise InputError(
-                f"source {path!r}: its lines end with a carriage return alone; end them with a newline"
+                f"source {path!r}: its lines end with a carriage return only; end them with a newline"
             )
         quoted = np.flatnonzero(data == _QUOTE)
         breaks = breaks[(np.searchsorted(quoted, breaks) + quotes) % 2 == 0]

@@ -22,7 +22,7 @@ from dask_ferro.lower.prepared.remote import is_address, shown
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream import files
 from dask_ferro.stream.files import Stamp, check_unchanged
-from dask_ferro.stream.formats import Array, Source, numeric, pa, pillow
+from dask_ferro.stream.formats import Array, Source, check_numeric, pa, pillow
 from dask_ferro.stream.formats.tables import Table
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -134,13 +134,13 @@ def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec,
     # Before files are looked for, as it fails for every folder.
     function = _function(preprocess, spec)
     # Not real paths, since names and order are those of links.
-    whole = files.resolved(path) if is_address(path) else os.path.abspath(path)
+    whole = files.resolve(path) if is_address(path) else os.path.abspath(path)
     found = tuple(files.files_of(whole, SUFFIXES))
     opened = files.stamps(found)
     if not found:
         raise InputError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
     first = _first(found if skips else found[:1], function)
-    dtype = numeric(first.dtype, f"image {found[0]!r}, made an array,")
+    dtype = check_numeric(first.dtype, f"image {found[0]!r}, made an array,")
     return ImageSource(
         whole, found, first.shape, dtype, function, tuple(map(opened.__getitem__, found)), skips
     )

@@ -45,23 +45,23 @@ VALUE_S = 1e-7
 
 
 @lru_cache(maxsize=2)
-def _latest(decode: Callable[..., Table], *of_what: Any) -> Table:
+def _decode_cached(decode: Callable[..., Table], *of_what: Any) -> Table:
     return decode(*of_what)
 
 
 _decoding = Lock()
 
 
-def decoded_once(decode: Callable[..., Table], *of_what: Any) -> Table:
+def decode_once(decode: Callable[..., Table], *of_what: Any) -> Table:
     """Return what a function decodes, which this process keeps until it has decoded two others."""
     # Threads that need the same rows wait for the one that decodes them, with all of pyarrow's threads.
     with _decoding:
-        return _latest(decode, *of_what)
+        return _decode_cached(decode, *of_what)
 
 
 def forget() -> None:
     """Release what this process decoded; called at the end of a run."""
-    _latest.cache_clear()
+    _decode_cached.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class TableSource(Source):
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
 
-def _within(stops: Sequence[int], start: int, stop: int) -> tuple[slice, int]:
+def _locate_groups(stops: Sequence[int], start: int, stop: int) -> tuple[slice, int]:
     """Return which groups of rows some rows are in, by the groups' ends, and how many rows are before them."""
     first = bisect_right(stops, start)
     return slice(first, bisect_left(stops, stop) + 1), start - (stops[first - 1] if first else 0)
@@ -123,7 +123,7 @@ class ParquetTable(TableSource):
         return f"{shown(self.label)}, {files.summary(files.stamps(paths))}"
 
     def part(self, start: int, stop: int) -> ParquetTable:
-        span, skip = _within(self._stops, start, stop)
+        span, skip = _locate_groups(self._stops, start, stop)
         return replace(self, groups=self.groups[span], rows=stop - start, skip=skip)
 
     def read(self) -> Table:
@@ -138,13 +138,13 @@ class ParquetTable(TableSource):
             groups = tuple(self.groups[k] for k in run)
             is_whole = number is None
             tables.append(
-                _decoded(groups, self.schema) if is_whole else decoded_once(_decoded, groups, self.schema)
+                _decode(groups, self.schema) if is_whole else decode_once(_decode, groups, self.schema)
             )
             check_unchanged(path, groups[0].opened)
         return pa.concat_tables(tables).slice(self.skip, self.rows).unify_dictionaries()
 
 
-def _decoded(groups: tuple[RowGroup, ...], schema: Schema) -> Table:
+def _decode(groups: tuple[RowGroup, ...], schema: Schema) -> Table:
     """Return row groups of one file, with the keys of its folders as columns."""
     first = groups[0]
     keys = pa.dataset.partitioning(schema, flavor="hive").parse(f"{first.folders}/")
@@ -164,7 +164,7 @@ def _arrow_file(path: str) -> Iterator[tuple[Any, Any]]:
     from pyarrow.fs import LocalFileSystem
 
     if is_address(path):
-        with files.opened(path) as file:
+        with files.open_file(path) as file:
             yield file, None
     else:
         yield path, LocalFileSystem()
@@ -197,7 +197,7 @@ def open_parquet(path: str) -> ParquetTable:
     index = (schemas[0].pandas_metadata or {}).get("index_columns", ())
     return ParquetTable(
         path,
-        _unified(path, paths, schemas, list(map(_keys, folders))),
+        _unify(path, paths, schemas, list(map(_keys, folders))),
         sum(group.rows for group in groups),
         groups,
         index=tuple(name for name in index if isinstance(name, str)),
@@ -216,7 +216,7 @@ def _keys(folders: str) -> dict[str, str | None]:
     return {unquote(key): None if value == missing else unquote(value) for key, _, value in parts}
 
 
-def _unified(
+def _unify(
     path: str, paths: Sequence[str], schemas: Sequence[Schema], keys: Sequence[Mapping[str, str | None]]
 ) -> Schema:
     """Return a schema that holds the values of all files, and of their folders."""
@@ -239,7 +239,7 @@ def _unified(
 
 def _one_schema(schemas: Sequence[Schema], what: str) -> Schema:
     """Return a schema that holds the values of all tables."""
-    plain = dict.fromkeys(pa.schema(map(_widened, schema)) for schema in schemas)
+    plain = dict.fromkeys(pa.schema(map(_widen, schema)) for schema in schemas)
     try:
         return pa.unify_schemas(list(plain), promote_options="permissive").remove_metadata()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -248,7 +248,7 @@ def _one_schema(schemas: Sequence[Schema], what: str) -> Schema:
         ) from error
 
 
-def _widened(field: Any) -> Any:
+def _widen(field: Any) -> Any:
     """Return a field without pandas' metadata; categories get the one width of index that all files fit."""
     kind = field.type
     if pa.types.is_dictionary(kind):
@@ -312,7 +312,7 @@ class DaskTable(TableSource):
         return self.label
 
     def part(self, start: int, stop: int) -> Delayed:
-        span, skip = _within(self._stops, start, stop)
+        span, skip = _locate_groups(self._stops, start, stop)
         rows: Delayed = delayed(_rows_of_parts, pure=False)(
             skip, stop - start, self.schema, *self.partitions[span]
         )

@@ -17,7 +17,7 @@ from dask_ferro.scheduler.stealing import Stealing
 logger = logging.getLogger(__name__)
 
 
-def put_on(scheduler: Scheduler, stealing: Stealing) -> Callable[[], None]:
+def register_pages(scheduler: Scheduler, stealing: Stealing) -> Callable[[], None]:
     """Add the pages to a scheduler's dashboard, if it has one; return the function that removes them.
 
     An error in the pages is logged, and the scheduler plugin works without them.  They show the ledger and the log of

@@ -30,7 +30,7 @@ _LOAD = {"running": look.BLUE, "waiting": look.AMBER, "queued": look.SAND}
 _LOAD_COLUMNS = look.columns("threads workers running waiting queued", time=lambda s: 1000 * s.time)
 
 
-def _in_state(state: str, decision: ScaleEvent) -> int:
+def _jobs_in_state(state: str, decision: ScaleEvent) -> int:
     return decision.get("jobs", {}).get(state, 0)
 
 
@@ -43,7 +43,7 @@ _JOB_COLUMNS = look.columns(
     time=lambda d: 1000 * d["time"],
     wanted=_target,
     requested=lambda d: sum(d.get("jobs", {}).values()),
-    **{state: partial(_in_state, state) for state in _STATES},
+    **{state: partial(_jobs_in_state, state) for state in _STATES},
 )
 
 
@@ -97,7 +97,7 @@ class ElasticPage:
                 " (ff.SLURMCluster, LocalCluster) runs one after <b>cluster.adapt(Adaptive=ff.Elastic)</b>."
             )
         else:
-            self.headline.text = _standing(picture.decisions[-1])
+            self.headline.text = _state_line(picture.decisions[-1])
         lines = [
             (d["time"], d.get("why", ""), "; ".join(d.get("actions", ())) or "no change")
             for d in picture.decisions
@@ -112,7 +112,7 @@ def _counts(
     title: str, what: str, source: ColumnDataSource, areas: dict[str, str], lines: dict[str, str]
 ) -> tuple[look.Figure, list[Any]]:
     """Return a chart of stacked areas, below lines, and the areas: they are invisible until they have data."""
-    fig = look.over_time(_WINDOW, what)
+    fig = look.time_figure(_WINDOW, what)
     colors = list(areas.values())
     stack = fig.varea_stack(
         list(areas), x="time", color=colors, source=source, fill_alpha=0.85, visible=False
@@ -124,17 +124,17 @@ def _counts(
     drawn[-1].glyph.line_dash = "solid" if len(drawn) == 1 else "dashed"
     fig.yaxis.ticker.min_interval = 1
     look.hover(fig, drawn[:1], [(name, f"@{name}") for name in (*lines, *areas)], mode="vline")
-    return look.framed(title, fig, *((color, name) for name, color in (lines | areas).items())), stack
+    return look.frame(title, fig, *((color, name) for name, color in (lines | areas).items())), stack
 
 
 def _draw(source: ColumnDataSource, areas: list[Any], columns: look.Columns, rows: Iterable[Any]) -> None:
-    source.data = look.filled(columns, rows)
+    source.data = look.column_data(columns, rows)
     for area in areas:
         # BokehJS 3.9 hangs on areas without points.
         area.visible = len(source.data["time"]) > 1
 
 
-def _standing(last: ScaleEvent) -> str:
+def _state_line(last: ScaleEvent) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in last.get("jobs", {}).items()) or "no jobs"
     waits = ", ".join(f"{pool}: {duration(wait)}" for pool, wait in last.get("queue_wait", {}).items())
     text = (

@@ -47,13 +47,13 @@ def source(names: Iterable[str]) -> ColumnDataSource:
     return ColumnDataSource({name: [] for name in names})
 
 
-def filled(columns: Columns, rows: Iterable[Any]) -> dict[str, list[Any]]:
+def column_data(columns: Columns, rows: Iterable[Any]) -> dict[str, list[Any]]:
     """Return the data of some rows as a list for each column."""
     there = list(rows)
     return {name: list(map(cell, there)) for name, cell in columns.items()}
 
 
-def tell(words: Div, text: str) -> None:
+def set_text(words: Div, text: str) -> None:
     """Set a line's text; an unchanged text is not sent to browsers again."""
     if text != words.text:
         words.text = text
@@ -79,7 +79,7 @@ def panel(**options: Any) -> Figure:
     return fig
 
 
-def over_time(seconds: float, label: str, **options: Any) -> Figure:
+def time_figure(seconds: float, label: str, **options: Any) -> Figure:
     """Return a figure of the last seconds from 0 up, which follows the newest data until the user pans."""
     follows = DataRange1d(follow="end", follow_interval=1000 * seconds, range_padding=0)
     tools = "xpan,xwheel_zoom,reset,save"
@@ -96,7 +96,7 @@ def hover(fig: Figure, renderers: list[Any], tooltips: Any, **options: Any) -> N
     fig.add_tools(HoverTool(renderers=renderers, tooltips=tooltips, point_policy="follow_mouse", **options))
 
 
-def framed(title: str, fig: Figure, *keys: tuple[str, str]) -> Figure:
+def frame(title: str, fig: Figure, *keys: tuple[str, str]) -> Figure:
     """Return a figure below a line with its title and the legend of its colours.
 
     Bokeh's own legends omit glyphs that have no data yet, and cover the data.
@@ -107,7 +107,7 @@ def framed(title: str, fig: Figure, *keys: tuple[str, str]) -> Figure:
     return column(line(text, margin=(8, 5, 0, 5)), fig, sizing_mode=mode)
 
 
-def awaiting(fig: Figure, text: str) -> Label:
+def add_placeholder(fig: Figure, text: str) -> Label:
     """Add a label to the middle of an empty figure and return it; the caller hides it once there is data."""
     middle = Node(target="frame", symbol="center", offset=0)
     align: dict[str, Any] = {"text_align": "center", "text_baseline": "middle", "text_font_size": "13px"}

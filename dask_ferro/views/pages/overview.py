@@ -39,18 +39,18 @@ class OverviewPage:
         """Draw the newest overview."""
         color = _COLORS[picture.findings[0].severity] if picture.findings else look.GREEN
         dot = f'<span style="color:{color};font-size:24px;margin-right:8px">&#9679;</span>'
-        look.tell(self.health, f'{dot}<b style="font-size:20px">{_sentence(picture.health)}</b>')
-        look.tell(
+        look.set_text(self.health, f'{dot}<b style="font-size:20px">{_sentence(picture.health)}</b>')
+        look.set_text(
             self.doing, _bar(picture.progress) + "".join(f"<div>{_sentence(s)}</div>" for s in picture.doing)
         )
         more = max(len(picture.findings) - _SHOWN, 0)
         cards = "".join(map(_card, picture.findings[:_SHOWN]))
-        look.tell(self.findings, cards + (f"<div>and {more} more</div>" if more else ""))
-        look.tell(
+        look.set_text(self.findings, cards + (f"<div>and {more} more</div>" if more else ""))
+        look.set_text(
             self.gained, f"{_sentence(picture.gained)}. {_link('ferro-stealing')}" if picture.gained else ""
         )
         flows = look.table(FLOW_COLUMNS, map(flow_cells, picture.flows)) if picture.flows else ""
-        look.tell(self.flows, flows)
+        look.set_text(self.flows, flows)
 
 
 def _sentence(text: str) -> str:

@@ -58,7 +58,7 @@ KINDS = (
 )
 
 
-class _Beside(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
+class _PageApplication(core.DaskBokehTornado):  # type: ignore[misc,name-defined]
     """The Bokeh application with our pages, in front of Dask's own application.
 
     It lists the pages of both, as the Jupyter lab extension asks only the first application for its pages.
@@ -86,7 +86,7 @@ class SchedulerPages:
         self._applications: list[Any] = scheduler.http_application.applications
         self._variables = template_variables(scheduler)
         stock = next((app for app in self._applications if isinstance(app, BokehTornado)), None)
-        self._ours: _Beside | None = None
+        self._ours: _PageApplication | None = None
         if stock is None:
             return
         # Before Dask's own application, which would answer 404.
@@ -108,7 +108,7 @@ class SchedulerPages:
         self._ours.stop(wait=False)
         self._ours = None
 
-    def _served(self, scheduler: Scheduler, stealing: Stealing, stock: BokehTornado) -> _Beside:
+    def _served(self, scheduler: Scheduler, stealing: Stealing, stock: BokehTornado) -> _PageApplication:
         """Return the started application, with Dask's own settings: the same origins, intervals and prefix."""
         # A copy, as a key is removed from it, and it is Dask's configuration itself.
         options = dask.config.get("distributed.scheduler.dashboard.bokeh-application").copy()
@@ -121,7 +121,7 @@ class SchedulerPages:
             pages[f"/individual-ferro-{kind.name}"] = partial(self._open, kind, read, {})
             pages[f"/ferro-{kind.name}"] = partial(self._open, kind, read, extra)
         pages[f"/{ENTRY}"] = pages[f"/ferro-{KINDS[0].name}"]
-        served = _Beside(
+        served = _PageApplication(
             {address: Application(FunctionHandler(opened)) for address, opened in pages.items()},
             prefix=stock.prefix,
             use_index=False,

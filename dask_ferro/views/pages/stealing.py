@@ -72,10 +72,10 @@ class StealingPage:
             text += ". Stealing is off: the policy is <b>none</b>"
         if picture.unseen:
             text += f". {picture.unseen} workers between the longest and the shortest backlogs are not drawn"
-        look.tell(self.headline, text)
+        look.set_text(self.headline, text)
 
     def _draw_backlogs(self, picture: StealingPicture) -> None:
-        data = look.filled(_BACKLOG, picture.backlogs)
+        data = look.column_data(_BACKLOG, picture.backlogs)
         # The first on top: Bokeh orders categories from the bottom.
         if (names := data["worker"][::-1]) != list(self._workers.factors):
             self._workers.factors = names
@@ -90,11 +90,11 @@ class StealingPage:
         self._mapper.high = high = max([2, *(f.moves for f in picture.flows)])
         written = len(names) <= _WRITTEN
         self.flow.data = {
-            **look.filled(_FLOW, picture.flows),
+            **look.column_data(_FLOW, picture.flows),
             "text": [f"{f.moves:,}" if written else "" for f in picture.flows],
             "ink": [_ink(f.moves, high) for f in picture.flows],
         }
-        self.seconds.data = look.filled(_SECOND, picture.seconds)
+        self.seconds.data = look.column_data(_SECOND, picture.seconds)
         self._no_flow.visible = not picture.flows
         self._no_moves.visible = not picture.seconds
 
@@ -125,16 +125,16 @@ class StealingPage:
         ]
         look.hover(fig, [cells], told)
         text = "No task was stolen yet.\nA worker steals when its backlog\nis below its threshold."
-        self._no_flow = look.awaiting(fig, text)
-        return look.framed("steals by victim and thief", fig)
+        self._no_flow = look.add_placeholder(fig, text)
+        return look.frame("steals by victim and thief", fig)
 
     def _rates(self) -> look.Figure:
-        fig = look.over_time(SECONDS, "per second", height=178)
+        fig = look.time_figure(SECONDS, "per second", height=178)
         names, colors = list(_OUTCOMES), list(_OUTCOMES.values())
         bars = fig.vbar_stack(names, x="time", width=900, source=self.seconds, color=colors, line_color=None)
         look.hover(fig, bars[-1:], [(name, f"@{name}") for name in names])
-        self._no_moves = look.awaiting(fig, "waits for the first request")
-        return look.framed("steal requests by outcome", fig, *zip(colors, names, strict=True))
+        self._no_moves = look.add_placeholder(fig, "waits for the first request")
+        return look.frame("steal requests by outcome", fig, *zip(colors, names, strict=True))
 
     def _bars(self) -> look.Figure:
         self._workers = FactorRange()
@@ -154,9 +154,9 @@ class StealingPage:
             ("waiting tasks", "@waiting"),
         ]
         look.hover(fig, [bars], told)
-        self._no_workers = look.awaiting(fig, "waits for the first worker")
+        self._no_workers = look.add_placeholder(fig, "waits for the first worker")
         colors = (look.RED, "threshold"), (look.AMBER, "below it: steals"), (look.BLUE, "above it")
-        return look.framed("backlog of each worker, and its threshold", fig, *colors)
+        return look.frame("backlog of each worker, and its threshold", fig, *colors)
 
 
 def _ink(moves: int, high: int) -> str:

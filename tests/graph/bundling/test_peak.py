@@ -54,6 +54,15 @@ def test_peaks_by_hand(dag: Dag, bundles: Bundles, workers: int, wanted: float) 
     assert peak_of(dag, bundles, workers) == pytest.approx(wanted)
 
 
+@settings(max_examples=50)
+@given(st.integers(1, 8), st.integers(50, 200))
+def test_roots_that_no_worker_has_time_for_are_not_in_memory(workers: int, count: int) -> None:
+    dag = Dag([MS] * (2 * count), [(2 * i, 2 * i + 1, MB) for i in range(count)])
+    # While a result is on its way to its reader, its worker runs some more roots.
+    rate = (MS + DASK.task_s) / DASK.hop_s
+    assert peak_of(dag, singles(dag), workers) <= MB * workers * (3 + 1 / rate)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "picks", "sent"),
     [

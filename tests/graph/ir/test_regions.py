@@ -1,4 +1,4 @@
-"""Signals: nesting, threads, what nodes carry through files, and names for models from elsewhere."""
+"""Regions: nesting, threads, what nodes carry through files, and names for models from elsewhere."""
 
 from __future__ import annotations
 

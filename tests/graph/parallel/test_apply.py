@@ -29,7 +29,7 @@ S = Shard
 
 
 def network(*, trains: bool = False) -> ir.Model:
-    """Two layers with signals, and a third without; parameters are inputs."""
+    """Two layers with regions, and a third without; parameters are inputs."""
     x = input("x", (8, 6), np.float64)
     w = {n: input(f"{n}.weight", s, np.float64) for n, s in (("l1", (6, 8)), ("l2", (8, 4)), ("l3", (4, 2)))}
     with region("l1"):

@@ -84,7 +84,7 @@ def test_a_pipelines_chunks_keep_less_and_give_the_same_bits(name, chunks):
 
 
 def blocks(rows: int | str = 8) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Two blocks with dropout, in a signal each."""
+    """Two blocks with dropout, in a region each."""
     x = input("x", (rows, 6), np.float64)
     w = {
         f"{i}{n}": input(f"{i}{n}", s, np.float64)

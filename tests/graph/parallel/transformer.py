@@ -1,4 +1,4 @@
-"""A transformer of pre-norm blocks in signals, and the plan of its sequence parallel form."""
+"""A transformer of pre-norm blocks in regions, and the plan of its sequence parallel form."""
 
 from __future__ import annotations
 

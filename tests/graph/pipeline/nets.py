@@ -33,7 +33,7 @@ def _weight(rng: np.random.Generator, *shape: int, name: str | None = None) -> T
 
 
 def mlp(layers: int = 9, width: int = 6, seed: int = 0) -> Net:
-    """Layers one after the other, each in a signal of its own."""
+    """Layers one after the other, each in a region of its own."""
     rng = np.random.default_rng(seed)
     h, t = input("x", ("N", width), np.float64), input("t", ("N", width), np.float64)
     params = []

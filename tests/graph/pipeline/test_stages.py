@@ -28,8 +28,8 @@ from tests.graph.tensor.runs import values
 NETS = {"mlp": mlp, "tied": tied, "transformer": transformer}
 
 
-def cut(net, chunks, signals=None, params=True):
-    found = cut_stages({"loss": net.loss}, net.params if params else None, chunks=chunks, signals=signals)
+def cut(net, chunks, cuts=None, params=True):
+    found = cut_stages({"loss": net.loss}, net.params if params else None, chunks=chunks, cuts=cuts)
     return found, load(ir.to_proto(found.model)).model
 
 
@@ -176,7 +176,7 @@ def test_a_parameter_given_twice_is_one_input():
 
 
 @pytest.mark.parametrize(
-    ("signals", "said"),
+    ("cuts", "said"),
     [
         pytest.param(
             ["layer0", "nobody"], r"no node has the region 'nobody'; the graph has \['layer0'", id="unknown"
@@ -186,9 +186,9 @@ def test_a_parameter_given_twice_is_one_input():
         ),
     ],
 )
-def test_signals_that_cannot_be_stages_are_refused(signals, said):
+def test_regions_that_cannot_be_stages_are_refused(cuts, said):
     with pytest.raises(InputError, match=said):
-        cut(mlp(layers=2), 2, signals)
+        cut(mlp(layers=2), 2, cuts)
 
 
 def test_fewer_nodes_than_chunks_are_refused():

@@ -20,7 +20,7 @@ from distributed.utils import key_split_group
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.run import Share
 from dask_ferro.flow.task_cost import TaskCost
-from dask_ferro.lower.bundled.choice import HeldResult, choose, needed
+from dask_ferro.lower.bundled.choice import HeldResult, _ranks, choose, needed
 from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef, references
 from tests.each import each, every
@@ -83,6 +83,11 @@ def test_a_task_under_another_key_than_its_own(at: int, kind: str) -> None:
     # Data takes no time, so that too little is left to be bundled.
     assert programs(made) or kind == "data"
     assert get_sync(sent, wanted) == get_sync(graph, wanted)
+
+
+def test_roots_are_projected_to_run_when_nothing_else_is_ready() -> None:
+    places = _ranks([[], [0], [], [2], [1, 3]])
+    assert sorted(range(5), key=places.__getitem__)[3:] in ([0, 2], [2, 0])
 
 
 def test_what_nobody_needs_is_left_out() -> None:

@@ -15,6 +15,7 @@ from dask.dataframe.dispatch import meta_nonempty
 import dask_ferro as ff
 from tests.each import each, every
 from tests.graphs import mlp, mlp_reference, written
+from tests.pairs import all_pairs
 
 pd = pytest.importorskip("pandas")
 pa = pytest.importorskip("pyarrow")
@@ -377,11 +378,12 @@ def test_columns_of_one_name_are_refused() -> None:
         ff.from_onnx(mlp()).predict(frame)
 
 
-@pytest.mark.parametrize("width", [3, "K"])
+NAMES = ["", '["b", "x", "y"]', "b,x, y", '["b", 0, "y"]', "[b, x, y]", "[" * 100_000]
+
+
 @pytest.mark.parametrize(
-    "names", ["", '["b", "x", "y"]', "b,x, y", '["b", 0, "y"]', "[b, x, y]", "[" * 100_000]
+    ("width", "names", "how"), all_pairs([3, "K"], NAMES, ["predict", "partitions", "run"])
 )
-@pytest.mark.parametrize("how", ["predict", "partitions", "run"])
 def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
     width: int | str, names: str, how: str, tmp_path: Any
 ) -> None:

@@ -61,8 +61,6 @@ def killed_in_a_flow(client, begin):
     """
     pids = client.run(os.getpid)
     victim = sorted(pids)[1]
-    # A worker that has just joined takes part once the scheduler knows where it listens.
-    until(lambda: client.run_on_scheduler(take_part), "the workers' hubs")
     os.kill(pids[victim], signal.SIGSTOP)
     started = begin()
     until(lambda: started.done() or client.processing([victim])[victim], "a member on the worker", every=0.01)
@@ -74,8 +72,10 @@ def killed_in_a_flow(client, begin):
     return started
 
 
-def take_part(dask_scheduler):
-    return all(METRIC in ws.metrics for ws in dask_scheduler.workers.values())
+def take_part(count, dask_scheduler):
+    """Return whether so many workers have told the scheduler where they listen."""
+    told = [METRIC in ws.metrics for ws in dask_scheduler.workers.values()]
+    return len(told) == count and all(told)
 
 
 def shares_of(run, stages, ranks=1):

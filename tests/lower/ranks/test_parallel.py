@@ -1,4 +1,4 @@
-"""`parallel`: each combination of optimizer, plan, stages and micro-batches gives the numbers of one process."""
+"""`parallelize`: each pair of optimizer, plan, stages and micro-batches gives the numbers of one process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.graph.pipeline.nets import mlp
 from tests.graphs import mlp as onnx_mlp
 from tests.graphs import mlp_reference
 from tests.lower.ranks.runs import M, leaves, trained
+from tests.pairs import all_pairs
 
 LAYERS = 4
 SHARDS = {
@@ -28,22 +29,22 @@ PLANS = {
     "both": STAGES,
     "off": SHARDS | {"enabled": False},
 }
-plans = pytest.mark.parametrize("plan", PLANS)
 
 
-def one(net, **how):
-    """Loss, parameters and state after one step of gradient descent in one process, on a batch."""
-    batch = net.batch(2 * M)
-    [found] = trained(net, SGD(0.1), [batch])
-    return batch, found
-
-
-@plans
-@pytest.mark.parametrize("micro_batches", [None, 1, M])
-@pytest.mark.parametrize("optimizer", [None, SGD(0.1)], ids=["gradients", "optimizer"])
-def test_a_step(plan, micro_batches, optimizer):
+@pytest.fixture(scope="module")
+def reference():
+    """A network, a batch, and the loss and parameters after a step of gradient descent in one process."""
     net = mlp(LAYERS, width=16)
-    batch, (loss, after, _) = one(net)
+    batch = net.batch(2 * M)
+    [(loss, after, _)] = trained(net, SGD(0.1), [batch])
+    return net, batch, loss, after
+
+
+@pytest.mark.parametrize(
+    ("plan", "micro_batches", "optimizer"), all_pairs(list(PLANS), [None, 1, M], [None, SGD(0.1)])
+)
+def test_a_step(reference, plan, micro_batches, optimizer):
+    net, batch, loss, after = reference
     step = ff.parallelize(net.loss, PLANS[plan], net.params, optimizer=optimizer, micro_batches=micro_batches)
     found, then, *_ = step(batch).compute(scheduler="sync")
     np.testing.assert_allclose(found, loss, rtol=1e-10)

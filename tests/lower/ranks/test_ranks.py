@@ -151,9 +151,9 @@ def test_activations_live_as_long_as_the_table_says(schedule, stages, ranks):
     plan = plan | {f"layer{i}": plan[f"layer{i % 2}"] for i in range(count) if ranks == 2}
     chunks = count if usual_chunks(schedule) == 2 else stages
     each = count // chunks
-    signals = [[f"layer{each * c + i}" for i in range(each)] for c in range(chunks)]
+    regions = [[f"layer{each * c + i}" for i in range(each)] for c in range(chunks)]
     step = parallelize(
-        net.loss, params=net.params, stages=signals, micro_batches=m, schedule=schedule, plan=plan
+        net.loss, params=net.params, stages=regions, micro_batches=m, schedule=schedule, plan=plan
     )
     check_activations(step(net.batch(2 * m)), step.schedule, ranks)
 
@@ -245,4 +245,3 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_changes_nothing(four):
     np.testing.assert_array_equal(loss, wanted[0])
     for got, value in zip(flat(grads), flat(wanted[1]), strict=True):
         np.testing.assert_array_equal(got, value)
-    four.wait_for_workers(4, timeout=120)

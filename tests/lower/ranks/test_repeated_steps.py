@@ -26,8 +26,7 @@ from dask_ferro.lower.ranks.sharded import CallOutputs, gather
 from dask_ferro.lower.repeated import RepeatedTasks
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
-from tests.lower.ranks.runs import M, flat, take_part
-from tests.waiting import until
+from tests.lower.ranks.runs import M, flat
 
 NET, COUNT = mlp(layers=4), 6
 DATA = {"mesh": {"data": 2}, "inputs": {"x": 0, "t": 0}}
@@ -91,7 +90,6 @@ def test_flows_of_repeats_are_the_same_numbers(four, schedule, plan, rows):
     for group in (batches(rows)[:3], batches(rows)[3:]):
         runs = step.successive(group, **now)
         arrays = named(chain.from_iterable(map(results, runs)))
-        until(lambda: four.run_on_scheduler(take_part), "the workers' hubs")
         held = four.persist(CallOutputs(member_tuples(arrays, [], step.workers))).arrays
         last = iter(list(held.values())[-len(results(runs[-1])) + 1 :])
         now = {name: like(getattr(runs[-1], name), last) for name in ("params", "state")}

@@ -36,7 +36,7 @@ from dask_ferro.lower.ranks.sharded import gather, whole
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
 from tests.each import every
-from tests.waiting import until
+from tests.waiting import finished, until
 
 R, S = Replicate(), Shard
 RNG = np.random.default_rng(3)
@@ -313,7 +313,7 @@ class TestDaskArrays:
 
 
 def staged(trains=False):
-    """Two layers under signals, in column-row form."""
+    """Two layers in regions, in column-row form."""
     rng = np.random.default_rng(5)
     x = input("x", (4, 8), np.float64)
     w = {
@@ -405,6 +405,7 @@ class TestStages:
             h, y = dask.persist(out["h"], out["y"])
             wanted = from_onnx(ir.to_proto(model))(X).compute(scheduler="sync")
             np.testing.assert_allclose(y.compute(), wanted["y"], rtol=1e-12)
+            finished(futures_of((h, y)))
             held = {future.key: client.who_has([future])[future.key] for future in futures_of((h, y))}
             first, second = order[:2], order[3:1:-1] if numbered else order[2:]
             assert [held[key] for key in h.keys] == [[worker] for worker in first]

@@ -474,7 +474,7 @@ def test_a_known_task_is_placed_in_time_or_waits_or_has_no_choice(
     if in_time or (open_ and not known):
         assert chosen in (in_time if known else open_)
     elif known and 0.05 + spare <= fresh:
-        assert chosen == Wait("fresh")
+        assert chosen == Wait("reserved_for_new_worker")
     elif not open_:
         assert chosen == Nobody()
     else:

@@ -80,7 +80,7 @@ def test_casts_are_in_the_region_of_their_operator():
     with ft.region("body"):
         y = model("y = Exp (p)")(np.ones((2, 4), "f4"), params={"w": W.astype(F16)})
     casts = [node for node in build(y).model.graph if node.op_type == "Cast"]
-    assert {node.metadata_props["dask_ferro.signal"] for node in casts} == {"body"}
+    assert {node.metadata_props["dask_ferro.region"] for node in casts} == {"body"}
     assert len(casts) == 2
 
 
