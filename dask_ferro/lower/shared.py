@@ -89,7 +89,7 @@ def _array(memory: Memory, start: int, dtype: np.dtype[Any], shape: tuple[int, .
 def is_on_this_host(client: Any) -> bool:
     """Whether all workers that a client ever has are on this host, as its scheduler is seen from no other."""
     from distributed import Scheduler
-    from distributed.comm import get_address_host
+    from distributed.comm.addressing import get_address_host
 
     scheduler = getattr(client.cluster, "scheduler", None)
     if not isinstance(scheduler, Scheduler):
@@ -111,7 +111,7 @@ def shared(value: np.ndarray, client: Any) -> np.ndarray | None:
         del _sent[handle]
     forget_messages(scheduler)
     try:
-        memory = _copied(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        memory = _copied(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
     except OSError:
         # There is no room for it, or too many files are open.
         return None
@@ -122,7 +122,7 @@ def shared(value: np.ndarray, client: Any) -> np.ndarray | None:
     return array
 
 
-def _copied(content: np.ndarray) -> Memory:
+def _copied(content: memoryview) -> Memory:
     handle = os.memfd_create("dask-ferro")
     try:
         # Written and not mapped: the system neither fills pages with zeros first nor looks them up one by one.
