@@ -5,8 +5,8 @@ scheduler, which needs them.  The key of bundle b of chunk c is ``(head..., c, t
 a `dask.array` has after the chunk number, so that a bundle's result can itself be a block of the array.
 
 Small arrays are part of the tasks, and large arrays are part of the graph, chunk by chunk, as in
-`dask.array.from_array`: the scheduler still has them if a worker is lost.  Dask arrays, delayed values and futures
-keep their own keys.
+`dask.array.from_array`: the scheduler still has them if a worker is lost.  Workers of the same host map large arrays
+instead (`shared`).  Dask arrays, delayed values and futures keep their own keys.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dask_ferro.errors import InputError
 from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower.portable import BundleTask, PortableTask, portable
+from dask_ferro.lower.shared import share_array
 from dask_ferro.lower.signature import is_dask_array, is_future
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 
@@ -161,8 +162,8 @@ class TaskInput(NamedTuple):
     top: str | None = None
 
 
-def task_input(name: str, value: Any, chunks: Sequence[int] | None, token: str) -> TaskInput:
-    """Return an input as tasks read it.
+def task_input(name: str, value: Any, chunks: Sequence[int] | None, token: str, client: Any) -> TaskInput:
+    """Return an input as tasks of a client's workers read it.
 
     `chunks` are the rows of each chunk if the value is cut along axis 0; None: each task reads all of it.
     """
@@ -173,6 +174,8 @@ def task_input(name: str, value: Any, chunks: Sequence[int] | None, token: str) 
     cut = _chunk_rows(value, chunks)
     if not isinstance(value, np.ndarray) or value.nbytes <= EMBED_BYTES + _TASK_BYTES * len(cut or "1"):
         return embed_input(name, value, chunks)
+    if (mapped := share_array(value, client)) is not None:
+        return embed_input(name, mapped, chunks)
     import dask.array as da
 
     label = f"ferro-input-{name}-{token}{'' if cut is None else f'-{tokenize(cut)[:8]}'}"

@@ -22,7 +22,7 @@ from dask.typing import Key
 
 __all__ = [
     "Alias", "DataNode", "Expr", "GraphNode", "LLGExpr", "List", "Task", "TaskRef", "convert_legacy_graph",
-    "infers_meta", "is_masked", "layers_of", "pool_size", "references",
+    "forget_messages", "infers_meta", "is_masked", "layers_of", "pool_size", "references",
 ]  # fmt: skip
 
 
@@ -56,6 +56,12 @@ def references(task: GraphNode) -> Iterator[Key]:
 def is_masked(values: Any) -> bool:
     """Whether a dask array has masked chunks."""
     return isinstance(values._meta, np.ma.MaskedArray)
+
+
+def forget_messages(scheduler: Any) -> None:
+    """Drop the messages to workers that a scheduler keeps for whoever debugs it, with the tasks in them."""
+    for stream in list(scheduler.stream_comms.values()):
+        stream.recent_message_log.clear()
 
 
 def infers_meta() -> bool:

@@ -293,7 +293,8 @@ def _kind_of(path: str) -> str | None:
         return None
     if not set(ZARR_MARKS).isdisjoint(files.names_in(path)):
         return "zarr"
-    return next((k for k, suffixes in _IN_FOLDERS.items() if files.files_of(path, suffixes)), None)
+    below = files.find(path)
+    return next((kind for kind, ends in _IN_FOLDERS.items() if any(files.files_in(below, ends))), None)
 
 
 def sources_by_name(names: Sequence[str], source: Any) -> dict[str, Any]:

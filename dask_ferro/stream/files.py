@@ -197,8 +197,7 @@ def find(folder: str, **options: Any) -> dict[str, Mapping[str, Any]]:
 def files_of(path: str, suffixes: Sequence[str]) -> list[str]:
     """Return the files that a path names, in Dask's order (2 before 10): a file, a pattern, or all below a folder.
 
-    In a folder, names with one of the suffixes count, without those that begin with "." or "_", which writers leave
-    for themselves; so do the names of folders in it.
+    In a folder, those of `files_in` count.
     """
     if is_pattern(path):
         folder = folder_of(path)
@@ -211,12 +210,17 @@ def files_of(path: str, suffixes: Sequence[str]) -> list[str]:
             )
     if not is_folder(path):
         return [path]
-    names = (
-        name
-        for name in find(path)
-        if name.lower().endswith(tuple(suffixes)) and not any(part[0] in "._" for part in name.split("/"))
-    )
-    return sorted((join(path, name) for name in names), key=natural_sort_key)
+    return sorted((join(path, name) for name in files_in(find(path), suffixes)), key=natural_sort_key)
+
+
+def files_in(names: Iterable[str], suffixes: Sequence[str]) -> Iterator[str]:
+    """Yield the names below a folder that have one of the suffixes.
+
+    Those that begin with "." or "_", which writers leave for themselves, do not count, nor what is in such folders.
+    """
+    for name in names:
+        if name.lower().endswith(tuple(suffixes)) and not any(part[0] in "._" for part in name.split("/")):
+            yield name
 
 
 def _relative_name(folder: str, name: str) -> str:

@@ -25,7 +25,7 @@ from dask.delayed import Delayed
 from dask.system import CPU_COUNT
 
 from dask_ferro.errors import InputError
-from dask_ferro.lower.inputs.shipping import ask_workers, unseen_content
+from dask_ferro.lower.inputs.shipping import ask_about_files, ask_workers, unseen_content
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import is_address
@@ -140,7 +140,9 @@ class ClientPool:
         content = unseen_content(opened.loaded, opened.ref.path, self._client)
         self._copy = None if content is None else self._submit(rows_of, content)
         self._whole = {i: self._submit(rows_of, f.at(0)) for i, f in enumerate(feeds) if not f.carries}
-        blind = [(w, p) for w, p in ask_workers(self._client, missing_path, paths).items() if p is not None]
+        blind = [
+            (w, p) for w, p in ask_about_files(self._client, missing_path, paths).items() if p is not None
+        ]
         if blind:
             worker, path = blind[0]
             more = (

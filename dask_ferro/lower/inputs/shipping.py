@@ -22,6 +22,7 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.model.load import Loaded, digest_of
 from dask_ferro.lower.layer import Key, TaskInput, future_input
 from dask_ferro.lower.portable import PortableCall
+from dask_ferro.lower.shared import is_on_this_host
 from dask_ferro.lower.upstream import Alias, DataNode
 
 logger = logging.getLogger(__name__)
@@ -106,6 +107,13 @@ def _content(loaded: Loaded, path: str) -> np.ndarray[Any, Any]:
     return content
 
 
+def ask_about_files(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """Return what a function says of files on each worker, as `ask_workers` does; workers of this host see the same."""
+    if is_on_this_host(client):
+        return {client.scheduler.address: function(*args)}
+    return ask_workers(client, function, *args)
+
+
 def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
     """Return a function's result on each worker, by address; {} when one does not answer in time.
 
@@ -153,7 +161,7 @@ def ask_workers(client: Any, function: Callable[..., Any], *args: Any) -> dict[s
 def _all_see(client: Any, path: str) -> bool:
     known = _answers.setdefault(client, {})
     if path not in known:
-        answers = ask_workers(client, os.path.exists, path).values()
+        answers = ask_about_files(client, os.path.exists, path).values()
         # There is no worker yet, or one hangs: the answer is not stored.
         if not answers:
             return True

@@ -59,7 +59,7 @@ def outputs_of(bound: BoundModel, client: Any) -> Any:
     The client asks its workers whether they see the model's file.
     """
     tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
-    feeds = _feeds(bound, lambda name, value, rows: task_input(name, value, rows, tokens[name]))
+    feeds = _feeds(bound, lambda name, value, rows: task_input(name, value, rows, tokens[name], client))
     copy = None if client is None else copy_for(bound.model.loaded, bound.model.ref.path, client)
     made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True)
     return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)

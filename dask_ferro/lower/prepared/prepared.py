@@ -29,7 +29,7 @@ from dask_ferro.lower.client import slots
 from dask_ferro.lower.prepared.remote import fetch_model, is_address
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
-from dask_ferro.lower.worker.models import ModelRef, limits, load_once, reference, remember
+from dask_ferro.lower.worker.models import MAX_MODELS, ModelRef, limits, load_once, reference, remember
 from dask_ferro.lower.worker.models import open_model as opened_model
 
 # Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
@@ -38,8 +38,6 @@ _WORTH_CUTTING_S = 0.02
 _FOLLOWED_ROWS = (251, 509)
 # Values stored for each model: a few for each combination of the inputs' shapes; users have few combinations.
 _MAX_VALUES = 256
-# Models of other processes that stay open.
-_MAX_REOPENED = 8
 _T = TypeVar("_T")
 
 
@@ -52,10 +50,10 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
     if isinstance(source, (str, os.PathLike)):
         loaded = load_once(source, outputs)
         assert loaded.path is not None
-        return _prepare(loaded, loaded.path, name)
+        return _prepare(*remember(loaded, loaded.path), name)
     if isinstance(source, ir.Model):
         loaded = load_built(source, limits())
-        return _prepare(loaded, spool(loaded.content or b""), loaded.model.graph.name or "model")
+        return _prepare(*remember(loaded, spool(loaded.content or b"")), loaded.model.graph.name or "model")
     # Loaded first, so that a model that is refused is never written to the store.
     loaded = load_once(source, outputs)
     is_message = isinstance(source, onnx.ModelProto)
@@ -67,7 +65,7 @@ def open_model(source: Any, *, outputs: object = None) -> PreparedModel:
         loaded = replace(loaded, path=os.path.realpath(path))
     else:
         loaded = load_once(path, loaded.outputs or None)
-    return _prepare(loaded, path, name or loaded.model.graph.name or "model")
+    return _prepare(*remember(loaded, path), name or loaded.model.graph.name or "model")
 
 
 def read_source(source: Any) -> tuple[Any, str]:
@@ -103,10 +101,6 @@ def with_defaults_replaced(model: PreparedModel, names: frozenset[str]) -> Prepa
     return model.kept(("replaced", names), make)
 
 
-# Each task of a worker that unpickles a model gets the model that is already open.
-_open_models: Cache[PreparedModel] = Cache(_MAX_REOPENED, size=None)
-
-
 def reopen(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """Return a model that another process had open, opened once in this one.
 
@@ -119,19 +113,22 @@ def reopen(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
     """
     if content is not None:
         ref = reference(spool(content), ref.digest, ref.outputs)
-    loaded = opened_model(ref)
-    return _open_models.get(
-        (ref, name), lambda: _prepare(loaded, ref.path, name), lambda kept: kept.loaded is loaded
-    )
+    return _prepare(ref, opened_model(ref), name)
 
 
-def _prepare(loaded: Loaded, path: str, name: str) -> PreparedModel:
-    """Return a loaded model with its signature and engines, known to the tasks of this process too."""
-    inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
-    found = check_support(loaded.model, f"cannot run model {name!r}")
-    return PreparedModel(
-        loaded, name, remember(loaded, path), inference, signature(loaded.model, inference.types()), found
-    )
+# The models that this process has prepared, for the calls of a model that is opened again.
+_models: Cache[PreparedModel] = Cache(MAX_MODELS, size=None)
+
+
+def _prepare(ref: ModelRef, loaded: Loaded, name: str) -> PreparedModel:
+    """Return a model that this process has open with its signature and engines."""
+
+    def build() -> PreparedModel:
+        inference = Inference(loaded.model, is_inferred=loaded.is_inferred)
+        found = check_support(loaded.model, f"cannot run model {name!r}")
+        return PreparedModel(loaded, name, ref, inference, signature(loaded.model, inference.types()), found)
+
+    return _models.get((ref, name), build, lambda prepared: prepared.loaded is loaded)
 
 
 # ---- what calls share --------------------------------------------------------------------------------------

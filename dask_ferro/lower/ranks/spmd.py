@@ -87,7 +87,7 @@ class Ranks(RankFunction):
         self._packed = frozenset(chain.from_iterable(own))
         each = model_cost(loaded.model, infer(loaded.model)).seconds
         self._loaded = loaded
-        self.source = RankSource(loaded.model, remember(loaded, path), rows, each, exact)
+        self.source = RankSource(loaded.model, remember(loaded, path)[0], rows, each, exact)
         sites = {s.site for s in self.pieces.segments} | {b.site for b in self.pieces.buckets}
         # Shared by calls: steps of a training follow each other in less time than a worker takes to join.
         self.workers = RankWorkers(workers, spmd.mesh.ranks, sites)

@@ -70,11 +70,10 @@ def _open_once(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
     return _models.get(ref, build, lambda loaded: loaded.files.are_unchanged())
 
 
-def remember(loaded: Loaded, path: str) -> ModelRef:
-    """Return the reference of an opened model at `path`; tasks of this process do not load it again."""
+def remember(loaded: Loaded, path: str) -> tuple[ModelRef, Loaded]:
+    """Return the reference of an opened model at `path`, and the model as tasks of this process have it."""
     ref = reference(path, loaded.digest, loaded.outputs)
-    _open_once(ref, lambda: loaded)
-    return ref
+    return ref, _open_once(ref, lambda: loaded)
 
 
 def open_model(ref: ModelRef, copy: Any = None) -> Loaded:

@@ -49,6 +49,7 @@ from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ModelError, UnsupportedOpError
 from dask_ferro.graph.ir.inference import ValueType, infer
 from dask_ferro.lower.annotations import NodeLabels, node_labels
+from dask_ferro.lower.shared import SharedArray
 from dask_ferro.lower.signature import LateInputs, shape_of
 from dask_ferro.lower.worker.models import MAX_MODELS, ModelRef, open_model
 from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, copy_shared, pack_results
@@ -146,7 +147,9 @@ def run_bundle(
     residency = current_device()
     picked = [arguments[p] if i < 0 else arguments[p][i] for p, i in bundle.picks]
     # Engines treat a numpy scalar (a sum, `x[()]`) as an array without axes.
-    arrays = [np.asarray(value) if isinstance(value, np.generic) else value for value in picked]
+    arrays = [
+        np.asarray(value) if isinstance(value, (np.generic, SharedArray)) else value for value in picked
+    ]
     try:
         compiled = _compile(model, bundle, copy, residency)
         if residency is None and bundle.late:

@@ -365,8 +365,10 @@ def test_pieces_that_read_no_rows_check_theirs_too():
 @pytest.mark.parametrize("cut", [lambda x: {"batch_size": 3}, lambda x: {}], ids=["batch", "dask"])
 def test_a_late_input_that_is_taken_whole_goes_to_each_chunk(cut):
     made = model(
-        [node("MatMul", ["x", "s"], ["y"])], {"x": ["N", 6], "s": ["K", 2]}, {"y": ["N", 2]}, opset=17
-    )
+        [node("MatMul", ["x", "s"], ["y"])], {"x": ["N", 6], "s": ["K", 2]}, {"y": ["N", 2]}, opset=17,
+        # A model is warned of once.
+        name=f"late{len(cut(X))}",
+    )  # fmt: skip
     x = X if cut(X) else da.from_array(X, chunks=(3, 6))
     with pytest.warns(UserWarning, match="may depend"):
         call = ff.from_onnx(made)({"x": x, "s": dask.delayed(X[:6, :2])}, **cut(X))

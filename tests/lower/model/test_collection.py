@@ -332,13 +332,14 @@ def test_a_replaced_file_is_noticed_in_the_same_process(tmp_path):
     assert not np.array_equal(ff.from_onnx(path, X).compute(scheduler="sync"), expected)
 
 
-def test_a_model_of_the_same_bytes_is_loaded_once(tmp_path):
+def test_a_model_of_the_same_bytes_is_loaded_and_prepared_once(tmp_path):
     paths = [tmp_path / "one.onnx", tmp_path / "other.onnx"]
     for path in paths:
         path.write_bytes(mlp(seed=3).SerializeToString())
     one, other = (prepared_of(ff.from_onnx(path)) for path in paths)
     assert other.loaded.model is one.loaded.model
     assert [one.ref.path, other.ref.path] == [str(path) for path in paths]
+    assert prepared_of(ff.from_onnx(paths[0])) is one
     assert prepared_of(ff.from_onnx(paths[0], outputs="scores")).loaded.model is not one.loaded.model
     with dask.config.set({"ferro.limits.value-bytes": 10**6}):
         assert prepared_of(ff.from_onnx(paths[0])).loaded.model is not one.loaded.model
