@@ -77,7 +77,8 @@ def rewritten(
     order, had = choice.tasks.order, choice.tasks.had
     if len(choice.bundles) == len(order) and MEMBER not in annotations:
         # To write 2,500 tasks as they are takes 15 ms.
-        return Rewritten({key: graph[key] for key in order} | had, annotations)
+        notes = {name: dict(by) for name, by in annotations.items()}
+        return Rewritten({key: graph[key] for key in order} | had, notes)
     return _BundleWriter(graph, choice, wanted, annotations, common or {}).written()
 
 
