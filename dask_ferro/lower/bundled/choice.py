@@ -253,7 +253,7 @@ def choose(
     )
     flows, starts_s = plans.flows, FLOW_STARTS * len(plans.flows)
     if flows:
-        plans.projected["flow"] = (starts_s + sum(flow.seconds for flow in flows)) / (1 - FLOW_GAINS)
+        plans.projected["flow"] = (1 + FLOW_GAINS) * (starts_s + sum(flow.seconds for flow in flows))
     # Bundles take the least at best, and their search takes longer than a flow's plan.
     is_enough = bool(flows) and plans.seconds("flow") < starts_s + FLOW_ENOUGH * least
     if is_known and plans.bundles is None and not is_enough:
