@@ -130,7 +130,7 @@ def test_a_graph_that_ran_faster_as_tasks_runs_as_tasks(takes: dict[Way, float],
 def test_no_way_that_was_slower_than_another_is_chosen_again(
     takes: tuple[float, float, float], projected: tuple[float, float, float], is_first_known: bool
 ) -> None:
-    of = ("tasks", "bundles", "flow")
+    of: tuple[Way, Way, Way] = ("tasks", "bundles", "flow")
     plans = planned({})
     if is_first_known:
         plans.took("tasks", takes[0])
