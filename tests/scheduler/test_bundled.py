@@ -22,6 +22,7 @@ import dask_ferro as ff
 from dask_ferro.errors import InputError
 from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.member import is_ours, pick, run_share
+from dask_ferro.lower.bundled.recent import Way
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import NAME, part_of
@@ -71,6 +72,29 @@ def measured_as_short(scheduler: Scheduler) -> None:
     plugin = plugin_of(scheduler)
     for one in list(plugin.costs.all()):
         plugin.costs.add(one._replace(tasks=1000, seconds=0.1))
+
+
+@on_cluster(workers=2)
+async def test_a_graph_that_was_slower_in_bundles_runs_as_tasks_under_any_names(
+    client: Client, scheduler: Scheduler
+) -> None:
+    await ff.install(client, bundles=True)
+    plugin = plugin_of(scheduler)
+    ways: list[Way] = []
+    seconds: dict[Way, float] = {"tasks": 1.0, "bundles": 60.0}
+    for _ in range(4):
+        # The tasks of a chain that has run are as short as before for the next one.
+        measured_as_short(scheduler)
+        future = client.compute(chain())
+        assert await future == 20
+        ways.append("bundles" if bundles_of(scheduler) else "tasks")
+        (plans,) = plugin._recent._plans._kept.values()
+        for _ in range(4):
+            plans.took(ways[-1], seconds[ways[-1]])
+        del future
+        await until_async(lambda: not scheduler.tasks, "no task of the next chain")
+    # Nothing is known of tasks when the first one runs.
+    assert ways == ["tasks", "bundles", "tasks", "tasks"]
 
 
 # ---- kinds of graphs -----------------------------------------------------------------------------------------

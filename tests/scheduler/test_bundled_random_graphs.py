@@ -119,7 +119,7 @@ def _reads(ts: TaskState, keys: set[Any]) -> bool:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether a graph's tasks are in bundles, or in flows wherever some can be made, or in several of a few tasks."""
     monkeypatch.setattr(choice, "FLOW_ENOUGH", 0.0 if request.param == "bundles" else 1e9)
-    monkeypatch.setattr(choice, "FLOW_GAINS", 1.0 if request.param == "bundles" else 0.1)
+    monkeypatch.setattr(choice, "FLOW_GAINS", 1e9 if request.param == "bundles" else 0.1)
     if request.param == "short flows":
         monkeypatch.setattr(choice, "FLOW_LASTS", 4e-3)
         monkeypatch.setattr(choice, "FLOW_LEAST", 1e-9)

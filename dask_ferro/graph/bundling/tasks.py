@@ -45,6 +45,7 @@ from dask_ferro.graph.bundling.partition import (
     finest,
     handed_out,
     lower_bound,
+    partitioned,
     peak,
     scheduled,
 )
@@ -99,6 +100,18 @@ def bundle_tasks(
         base, most if len(most) and not np.array_equal(seconds, most) else None, workers, overheads
     )
     return search.chosen(allowance, ranks or (lambda sources: range(len(sources)))).bundles()
+
+
+def project(dag: Dag, bundles: Bundles, *, workers: int, overheads: Overheads) -> float:
+    """Return the projected seconds of bundles, or a bound below them if there are many."""
+    return _seconds(partitioned(dag, bundles), workers, overheads)
+
+
+def _seconds(q: Quotient, workers: int, overheads: Overheads) -> float:
+    sent = as_sent(q, overheads)
+    if len(q) <= SMALL:
+        return scheduled(sent, workers=workers, overheads=overheads).seconds
+    return lower_bound(sent, workers=workers, overheads=overheads)
 
 
 @dataclass(frozen=True)
@@ -183,6 +196,4 @@ class _Search:
 
     def _alone(self, q: Quotient) -> float:
         """Return the projection for the tasks as they are; what holds against its bound holds against it, too."""
-        if len(q) <= SMALL:
-            return self._seconds(q)
-        return lower_bound(as_sent(q, self.overheads), workers=self.workers, overheads=self.overheads)
+        return _seconds(q, self.workers, self.overheads)

@@ -27,6 +27,7 @@ from dask.order import order
 from dask.typing import Key
 from distributed.sizeof import safe_sizeof
 
+from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.cut import cut_graph, sort_tasks
 from dask_ferro.flow.plan import peak_bytes, plan_flow
 from dask_ferro.flow.run import MEMBER, MemberTask
@@ -38,13 +39,10 @@ from dask_ferro.graph.bundling.partition import (
     Dag,
     Floats,
     Ints,
-    as_sent,
     finest,
-    partitioned,
-    scheduled,
 )
-from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks
-from dask_ferro.lower.bundled.recent import FLOW_STARTS, Flow, RecentChoices
+from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks, project
+from dask_ferro.lower.bundled.recent import FLOW_STARTS, Flow, RecentChoices, Way
 from dask_ferro.lower.portable import BundleTask
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef, references
 from dask_ferro.trace import ABOUT
@@ -61,8 +59,8 @@ PLACING = frozenset({"workers", "restrictions", "resources", "allow_other_worker
 _RETRIES = "retries"
 # Parts of the annotation "ferro" that are about one task alone.
 _OF_ONE_TASK = ("seconds", "flops", "bytes")
-# Seconds that a flow may last, and those that flows of one graph last at least, on average; of the seconds of bundles,
-# what flows have to gain; of the seconds of the tasks alone, with how many no bundles are sought.
+# Seconds that a flow may last, and those that flows of one graph last at least, on average; of the seconds of other
+# ways, what flows are projected to gain; of the seconds of the tasks alone, with how many no bundles are sought.
 FLOW_LASTS, FLOW_LEAST, FLOW_GAINS, FLOW_ENOUGH = 5.0, 0.2, 0.1, 2.0
 # Inputs of so many bytes are sent to any worker in less time than a task costs.
 NEAR = 1 << 20
@@ -227,9 +225,8 @@ def choose(
         if any(common.get(name) for name in (*PLACING, _RETRIES)):
             return choice
         return _rank_choice(choice, of_ranks, facts.members > 0)
-    # One task, as of `submit`, or none of known cost: nothing to gain; without room, results go as early as they can.
-    is_unknown = not any(cost is not None and cost.seconds for cost in costs)
-    if len(nodes) < 2 or facts.workers < 1 or is_unknown or sum(sizes) > facts.memory:
+    # One task, as of `submit`: nothing to gain; without room, results go as early as they can.
+    if len(nodes) < 2 or facts.workers < 1 or sum(sizes) > facts.memory:
         return choice
     seconds = [UNKNOWN_S if cost is None else cost.seconds for cost in costs]
     locations = _locations(graph, tasks.order, sizes, facts.held) if outside else [_Location()] * len(nodes)
@@ -245,31 +242,35 @@ def choose(
         [UNKNOWN_S if cost is None else max(cost.seconds, cost.most) for cost in costs],
     )
     least = sum(seconds) / facts.workers
-    is_bound = not PLACING.isdisjoint(common)
+    is_known = any(cost is not None and cost.seconds for cost in costs)
+    makes_flows = is_known and PLACING.isdisjoint(common)
     picked = frozenset(number[key] for key in wanted if key in number)
     plans = facts.recent.plans(
         work,
-        (facts.workers, facts.holds, facts.allowance, 0 if is_bound else facts.members),
-        lambda: () if is_bound else _flows(work, picked, facts),
+        (facts.workers, *(names_of(key)[0] for key in tasks.order)),
+        (facts.holds, facts.allowance, makes_flows and facts.members),
+        lambda: _flows(work, picked, facts) if makes_flows else (),
     )
     flows, starts_s = plans.flows, FLOW_STARTS * len(plans.flows)
-    flow_s = plans.seconds("flow", starts_s + sum(flow.seconds for flow in flows)) if flows else inf
-    # Bundles take the least at best, and their search takes longer than a flow's plan.
-    is_flow = flow_s < starts_s + FLOW_ENOUGH * least
-    if not is_flow:
-        if plans.bundles is None:
-            overheads = replace(DASK, bytes_per_s=facts.bytes_per_s)
-            plans.bundles = bundle_tasks(
-                work, workers=facts.workers, allowance=facts.allowance, ranks=_ranks, overheads=overheads
-            )
-            if flows:
-                sent = as_sent(partitioned(work.dag, plans.bundles), overheads)
-                plans.bundles_s = scheduled(sent, workers=facts.workers, overheads=overheads).seconds
-        choice = choice._replace(bundles=plans.bundles)
-        is_flow = flow_s < (1 - FLOW_GAINS) * plans.seconds("bundles", plans.bundles_s)
     if flows:
-        facts.recent.choose(wanted, plans, "flow" if is_flow else "bundles")
-    return choice._replace(bundles=_alone(work, flows), flows=flows) if is_flow else choice
+        plans.projected["flow"] = (1 + FLOW_GAINS) * (starts_s + sum(flow.seconds for flow in flows))
+    # Bundles take the least at best, and their search takes longer than a flow's plan.
+    is_enough = bool(flows) and plans.seconds("flow") < starts_s + FLOW_ENOUGH * least
+    if is_known and plans.bundles is None and not is_enough:
+        overheads = replace(DASK, bytes_per_s=facts.bytes_per_s)
+        plans.bundles = bundle_tasks(
+            work, workers=facts.workers, allowance=facts.allowance, ranks=_ranks, overheads=overheads
+        )
+        ways: dict[Way, Bundles] = {"tasks": choice.bundles}
+        if len(plans.bundles) < len(nodes):
+            ways["bundles"] = plans.bundles
+        for way, bundles in ways.items() if flows or len(ways) > 1 else ():
+            plans.projected[way] = project(work.dag, bundles, workers=facts.workers, overheads=overheads)
+    way = plans.way()
+    facts.recent.choose(wanted, plans, way)
+    if way == "flow":
+        return choice._replace(bundles=_alone(work, flows), flows=flows)
+    return choice._replace(bundles=plans.bundles) if way == "bundles" and plans.bundles else choice
 
 
 def _rank_choice(choice: BundleChoice, of_ranks: Mapping[Key, MemberTask], makes_flows: bool) -> BundleChoice:

@@ -1,18 +1,21 @@
-"""Plans of recent graphs, as bundles and as flows, for graphs that are computed again, as in a loop.
+"""How recent graphs ran: as tasks, as bundles, or as flows; their plans, for graphs that are computed again.
 
 A plan holds for a graph of the same tasks, edges and kinds, while what is measured changes the seconds, the longest
 seconds and the bytes of tasks that may be bundled by little in all, and no bundle holds more than it may.  Graphs are
-told apart by a digest.
+told apart by a digest of what they consist of, whatever their keys are.
 
-What a graph took each way counts for more than what was projected: where flows were measured to be slower than
-bundles, or the reverse, the graph is not run that way again.
+The way to run a graph is the fastest of those that were measured.  A way is not measured before it ran twice.  Until
+then it runs if it may be faster: its projection, as right as the best one of this graph was, or half of its first run
+takes less.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from hashlib import blake2b
+from math import inf, isfinite, nan
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,13 +39,13 @@ FLOW_STARTS = 0.02
 _SUBMITTED = 64
 
 
-# The time of a graph counts once it ran so often one way, since the first run opens connections.  The fastest of the
-# newest runs counts, as other graphs may have run beside the rest.
-_RUNS, _NEWEST = 2, 4
+# The time of a graph counts once it ran so often one way, since the first run opens connections, for which it may take
+# so many times as long.  The fastest of the newest runs counts, as other graphs may have run beside the rest.
+_RUNS, _FIRST, _NEWEST = 2, 2.0, 4
 # Tasks that take so many times as long, or as short, make another graph.
 _ANOTHER = 2.0
 
-Way = Literal["bundles", "flow"]
+Way = Literal["tasks", "bundles", "flow"]
 
 
 class Flow(NamedTuple):
@@ -60,40 +63,61 @@ class Flow(NamedTuple):
 class GraphPlans:
     """How a graph may run, and what it took."""
 
-    def __init__(self, flows: Sequence[Flow], facts: tuple[Floats, ...]) -> None:
+    def __init__(self, flows: Sequence[Flow], limits: tuple[object, ...], facts: tuple[Floats, ...]) -> None:
         # None: the graph is not planned as flows.
         self.flows = flows
-        # None: they were not needed yet; what they are projected to take.
+        # None: they were not needed yet.
         self.bundles: Bundles | None = None
-        self.bundles_s = 0.0
-        # The seconds, longest seconds and shares of tasks that might be bundled, and the bytes of all edges.
+        # The seconds of each way that the graph may run; inf: it was not needed yet.
+        self.projected: dict[Way, float] = {"tasks": inf}
+        # What has to stay equal: numbers of workers and bytes, and the kinds of tasks.
+        self._limits = limits
+        # The seconds, longest seconds and shares of tasks that might be bundled (nan: it may not), the bytes of edges.
         self._facts = facts
-        self._took: dict[Way, deque[float]] = {way: deque(maxlen=_NEWEST) for way in ("bundles", "flow")}
+        self._took: defaultdict[Way, deque[float]] = defaultdict(partial(deque, maxlen=_NEWEST))
 
     @property
     def nbytes(self) -> int:
         """The numbers that are kept."""
         return GRAPH + sum(map(len, self._facts)) + 3 * sum(len(flow.tasks) for flow in self.flows)
 
-    def holds_for(self, facts: tuple[Floats, ...], shares: Floats) -> bool:
+    def holds_for(self, limits: tuple[object, ...], facts: tuple[Floats, ...], shares: Floats) -> bool:
         """Return whether the plans hold for a graph of the same structure."""
-        return all(map(_is_near, self._facts, facts)) and all(
+        is_same = limits == self._limits and all(map(_is_near, self._facts, facts))
+        return is_same and all(
             float(shares[list(bundle)].sum()) <= 1 for bundle in self.bundles or () if len(bundle) > 1
         )
 
     def remember(self, last: GraphPlans) -> None:
         """Take what the graph took over from its last plans, unless its tasks take another time by now."""
-        before, now = (float(facts[0].sum()) for facts in (last._facts, self._facts))
+        known = ~np.isnan(last._facts[0] + self._facts[0])
+        before, now = (float(facts[0][known].sum()) for facts in (last._facts, self._facts))
         if max(before, now) <= _ANOTHER * min(before, now):
             self._took = last._took
 
     def took(self, way: Way, seconds: float) -> None:
         self._took[way].append(seconds)
 
-    def seconds(self, way: Way, projected: float) -> float:
+    def seconds(self, way: Way) -> float:
         """Return what the graph takes one way: what was measured, or else what is projected."""
-        runs = tuple(self._took[way])
-        return min(runs) if len(runs) >= _RUNS else projected
+        return self._measured().get(way, self.projected[way])
+
+    def _measured(self) -> dict[Way, float]:
+        return {way: min(runs) for way, runs in self._took.items() if len(runs) >= _RUNS}
+
+    def way(self) -> Way:
+        """Return the way that the graph runs now: the fastest measured, or another that may be faster."""
+        measured = {way: s for way, s in self._measured().items() if way in self.projected}
+        ratios = [s / self.projected[way] for way, s in measured.items() if isfinite(self.projected[way])]
+        factor, least = min([1.0, *ratios]), min(measured.values(), default=inf)
+        may_take = {
+            way: min([factor * s, *(one / _FIRST for one in self._took[way])])
+            for way, s in self.projected.items()
+            if way not in measured
+        }
+        if faster := [way for way, s in may_take.items() if s < least]:
+            return min(faster, key=self.projected.__getitem__)
+        return min(measured, key=measured.__getitem__, default="tasks")
 
 
 class RecentChoices:
@@ -104,31 +128,35 @@ class RecentChoices:
         self._chosen: dict[frozenset[Key], tuple[GraphPlans, Way]] = {}
 
     def plans(
-        self, work: TaskDag, limits: tuple[float, ...], plan: Callable[[], Sequence[Flow]]
+        self,
+        work: TaskDag,
+        names: Sequence[object],
+        limits: tuple[object, ...],
+        plan: Callable[[], Sequence[Flow]],
     ) -> GraphPlans:
         """Return the plans of a graph, its last ones if they still hold.
 
-        `limits` are what else decides (workers, members, bytes); `plan` returns the graph's flows.
+        `names` tell graphs of the same edges apart, and plans hold for `limits`; `plan` returns the graph's flows.
         """
         kinds, shares = np.asarray(work.kinds, np.int64), np.asarray(work.shares, np.float64)
         edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)
-        digest = blake2b(repr((len(shares), limits)).encode(), digest_size=16)
-        for array in (edges[:, :2], kinds, shares > _LARGE):
-            digest.update(array.tobytes())
+        digest = blake2b(repr((len(shares), names)).encode(), digest_size=16)
+        digest.update(edges[:, :2].tobytes())
         is_free = (kinds != ALONE) & (shares <= _LARGE)
         seconds, most = (
-            np.minimum(np.asarray(each, np.float64)[is_free], LONG_S)
+            np.minimum(np.asarray(each, np.float64), LONG_S)
             for each in (work.dag.seconds, work.most or work.dag.seconds)
         )
-        facts = seconds, most, shares[is_free], edges[:, 2]
+        facts = *(np.where(is_free, each, nan) for each in (seconds, most, shares)), edges[:, 2]
+        exact = *limits, kinds.tobytes()
         before: list[GraphPlans] = []
 
         def holds(last: GraphPlans) -> bool:
             before[:] = [last]
-            return last.holds_for(facts, shares)
+            return last.holds_for(exact, facts, shares)
 
         def build() -> GraphPlans:
-            plans = GraphPlans(plan(), facts)
+            plans = GraphPlans(plan(), exact, facts)
             for last in before:
                 plans.remember(last)
             return plans
@@ -147,5 +175,6 @@ class RecentChoices:
 
 
 def _is_near(before: Floats, now: Floats) -> bool:
-    """Return whether all changes are at most a part of the smaller sum."""
-    return float(np.abs(now - before).sum()) <= CHANGED * min(float(before.sum()), float(now.sum()))
+    """Return whether the same are known, and all changes are at most a part of the smaller sum."""
+    changes, least = np.nansum(np.abs(now - before)), min(np.nansum(before), np.nansum(now))
+    return np.array_equal(np.isnan(before), np.isnan(now)) and bool(changes <= CHANGED * least)

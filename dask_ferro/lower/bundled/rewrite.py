@@ -74,6 +74,11 @@ def rewritten(
 ) -> Rewritten:
     """Return a graph in which cheap tasks run several at a time; arguments as of `choose`."""
     choice = choose(graph, wanted, annotations, facts, common)
+    order, had = choice.tasks.order, choice.tasks.had
+    if len(choice.bundles) == len(order) and MEMBER not in annotations:
+        # To write 2,500 tasks as they are takes 15 ms.
+        notes = {name: dict(by) for name, by in annotations.items()}
+        return Rewritten({key: graph[key] for key in order} | had, notes)
     return _BundleWriter(graph, choice, wanted, annotations, common or {}).written()
 
 
