@@ -9,9 +9,10 @@
 
 The programs are recorded under stock Dask on four worker processes, in their second run.  A task's seconds are those
 of its thread on a core, so that they are the same on a busy machine.  Programs on more than four workers have as many
-copies of the graph side by side (weak scaling), up to 3,000 tasks; each worker has a core.  Large chunks have 100 times
-the seconds and bytes: the programs' chunks are 0.5 MB, and Dask recommends 100 MB.  The scheduler knows no durations
-yet.  Seconds of tasks vary by a tenth from seed to seed, and a ratio is the median of those of the seeds.
+copies of the graph side by side (weak scaling), up to 3,000 tasks; each worker has a core.  Large chunks have 100
+times the seconds and bytes: the programs' results have 0.1 to 3 MB, and Dask recommends 100 MB.  The scheduler knows
+no durations yet.  Seconds of tasks vary by a tenth from seed to seed, and a ratio is the median of those of the
+seeds.
 """
 
 from __future__ import annotations
@@ -244,19 +245,19 @@ def _ratio(ratio: float) -> str:
 def decide(name: str) -> dict[str, Any]:
     """Return what our policy and stock Dask's decide for a recorded graph on four workers, on one host each."""
     content, case = records.read(name), Case(RECORDED_ON, 8)
-    found: dict[str, Any] = {}
+    decisions: dict[str, Any] = {}
     for contender in ("stock", "ours"):
         trace = run(content, case, contender)
         where = sorted((str(span.key), span.worker) for span in trace.of("compute"))
-        found[contender] = {
+        decisions[contender] = {
             "tasks": sorted(Counter(worker for _, worker in where).values()),
             "placement": f"{crc32(json.dumps(where).encode()):08x}",
             "moves": int(trace.counts["confirmed"]),
             "megabytes": round(trace.counts["bytes_moved"] / 1e6, 1),
             "seconds": round(trace.counts["elapsed"], 3),
         }
-    found["over_stock"] = round(found["ours"]["seconds"] / found["stock"]["seconds"], 3)
-    return found
+    decisions["over_stock"] = round(decisions["ours"]["seconds"] / decisions["stock"]["seconds"], 3)
+    return decisions
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -275,8 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if options.record:
         import real
 
-        wanted = options.only or [name for name in real.PROGRAMS if name not in NOT_IN_THE_GRAPH]
-        record_programs(wanted, options.scale, note)
+        programs = options.only or [name for name in real.PROGRAMS if name not in NOT_IN_THE_GRAPH]
+        record_programs(programs, options.scale, note)
         return {}
     if options.workflows:
         convert_workflows(options.workflows, note)
@@ -297,8 +298,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         for case, name in product(map(Case._make, product(workers, HOSTS)), names):
             if name in INSTANCES and (chunks != "recorded" or case.workers > MOST_OF_WORKFLOWS):
                 continue
-            found = results[name][str(case)] = compare(records.read(name), case, chunks, rounds)
-            note(f"{name}, {case}: {found['ours']['over_stock']:.2f}, {found['bundled']['over_stock']:.2f}")
+            runs = results[name][str(case)] = compare(records.read(name), case, chunks, rounds)
+            note(f"{name}, {case}: {runs['ours']['over_stock']:.2f}, {runs['bundled']['over_stock']:.2f}")
         means = {own: show(results, own, chunks) for own in OWN}
         record["results"][chunks], record["means"][chunks] = results, means
     if options.json:
