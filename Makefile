@@ -87,6 +87,7 @@ bench: $(VENV)/.installed-dev ## all benchmarks at full size; prints tables, wri
 	$(BIN)/python benchmarks/scheduling.py --json benchmarks/results/scheduling.json
 	$(BIN)/python benchmarks/bundles.py --workers 2 4 8 --json benchmarks/results/bundles.json
 	$(BIN)/python benchmarks/real.py --json benchmarks/results/real.json
+	$(BIN)/python benchmarks/replay.py --json benchmarks/results/replay.json
 	$(BIN)/python benchmarks/elastic.py --json benchmarks/results/elastic.json
 	$(BIN)/python benchmarks/ablation.py --json benchmarks/results/ablation.json
 	$(BIN)/python benchmarks/preemption.py --json benchmarks/results/preemption.json

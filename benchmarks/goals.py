@@ -139,6 +139,19 @@ def real(record: Mapping[str, Any]) -> Iterator[Figure]:
         yield _worst("their results in memory, of less: MiB a worker beyond stock", small, EXTRA_MIB)
 
 
+def replay(record: Mapping[str, Any]) -> Iterator[Figure]:
+    """Recorded programs on 4 to 256 virtual workers."""
+    for chunks, programs in record["results"].items():
+        for contender in ("ours", "bundled"):
+            ratios = {
+                f"{name} on {workers}": runs[contender]["over_stock"]
+                for name, clusters in programs.items()
+                for workers, runs in clusters.items()
+            }
+            title = f"recorded programs on 4 to 256 virtual workers, {chunks} chunks: {contender} / stock"
+            yield _range(title, ratios, NONE_ABOVE)
+
+
 def inference(record: Mapping[str, Any]) -> Iterator[Figure]:
     """Models on two worker processes."""
     for found in record["results"]:
@@ -180,6 +193,7 @@ PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Figure]]] = {
     "bundles": bundles,
     "scheduling": scheduling,
     "real": real,
+    "replay": replay,
     "inference": inference,
     "jobs": jobs,
     "training": training,

@@ -2,15 +2,17 @@
 
     python benchmarks/replay.py                           # the table, from benchmarks/recorded
     python benchmarks/replay.py --only svd words --workers 4 16
+    python benchmarks/replay.py --markdown FILE           # the tables of docs/performance-data.md, of a record
     python benchmarks/replay.py --decide                  # store what each policy decides now, for the test
     python benchmarks/replay.py --record                  # run the programs of real.py, and record them again
     python benchmarks/replay.py --workflows WfInstances   # convert instances of https://github.com/wfcommons
 
 The programs are recorded under stock Dask on four worker processes, in their second run.  A task's seconds are those
 of its thread on a core, so that they are the same on a busy machine.  Programs on more than four workers have as many
-copies of the graph side by side (weak scaling), up to 5,000 tasks; each worker has a core.  Large chunks have 100 times
-the seconds and bytes: the programs' chunks are 0.5 MB, and Dask recommends 100 MB.  The scheduler knows no durations
-yet.  Seconds of tasks vary by a tenth from seed to seed, and a ratio is the median of those of the seeds.
+copies of the graph side by side (weak scaling), up to 3,000 tasks; each worker has a core.  Large chunks have 100
+times the seconds and bytes: the programs' results have 0.1 to 3 MB, and Dask recommends 100 MB.  The scheduler knows
+no durations yet.  Seconds of tasks vary by a tenth from seed to seed, and a ratio is the median of those of the
+seeds.
 """
 
 from __future__ import annotations
@@ -45,13 +47,18 @@ WORKERS = (4, 16, 64, 256)
 HOSTS = (1, 8)
 RECORDED_ON = 4
 SPREAD = 0.1
-MOST_TASKS = 5_000
+MOST_TASKS = 3_000
 CONTENDERS = {"stock": "stock", "ours": "informed", "bundled": "informed"}
+OWN = ("ours", "bundled")
+# From this ratio to stock Dask on, a table shows a loss.
+SLOWER = 1.02
 CHUNKS = {"recorded": 1, "large": 100}
 DECISIONS = records.FOLDER / "decisions.json"
 # Bytes of p2p pass between workers outside of the graph.
 NOT_IN_THE_GRAPH = ("rechunk_p2p",)
 SCALES = {"anomaly": 0.15}
+# Workflows take hours, and each tick of many virtual workers takes time.
+MOST_OF_WORKFLOWS = 64
 INSTANCES = {
     "montage": "pegasus/montage/montage-chameleon-2mass-01d-001.json",
     "epigenomics": "pegasus/epigenomics/epigenomics-chameleon-hep-2seq-100k-001.json",
@@ -161,7 +168,7 @@ class Case(NamedTuple):
         return hosts(count, self.workers // count)
 
     def __str__(self) -> str:
-        return f"{self.workers}, {'host' if self.hosts == 1 else 'hosts'}"
+        return f"{self.workers}, {'1 host' if self.hosts == 1 else f'{self.hosts} hosts'}"
 
 
 def run(content: Mapping[str, Any], case: Case, contender: str, *, seed: int = 0, **options: Any) -> Trace:
@@ -195,14 +202,41 @@ def show(results: Mapping[str, Mapping[str, Any]], contender: str, chunks: str) 
         name: {column: found[contender]["over_stock"] for column, found in own.items()}
         for name, own in results.items()
     }
+    ratios = {name: own for name, own in ratios.items() if own}
     columns = list(dict.fromkeys(column for own in ratios.values() for column in own))
-    means = {column: exp(mean(log(own[column]) for own in ratios.values())) for column in columns}
+    means = {
+        column: exp(mean(log(own[column]) for own in ratios.values() if column in own)) for column in columns
+    }
     rows = [
-        (name, *(f"{own[column]:.2f}" for column in columns))
+        (name, *(f"{own[column]:.2f}" if column in own else "-" for column in columns))
         for name, own in {**ratios, "geometric mean": means}.items()
     ]
     measure.show(f"makespan: {contender} / stock, {chunks} chunks", ("", *columns), rows)
     return means
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Return the tables of a record as in docs/performance-data.md: ours / stock; bundled / stock."""
+    tables = []
+    for chunks, programs in record["results"].items():
+        rows = {name: own for name, own in programs.items() if own}
+        columns = list(dict.fromkeys(column for own in rows.values() for column in own))
+        ratios = {
+            name: {column: [runs[who]["over_stock"] for who in OWN] for column, runs in own.items()}
+            for name, own in rows.items()
+        }
+        means = record["means"][chunks]
+        ratios["geometric mean"] = {column: [means[who][column] for who in OWN] for column in columns}
+        lines = [f"| {chunks} chunks | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+        for name, own in ratios.items():
+            cells = ("; ".join(map(_ratio, own[column])) if column in own else "-" for column in columns)
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _ratio(ratio: float) -> str:
+    return f"**{ratio:.2f}**" if ratio > SLOWER else f"{ratio:.2f}"
 
 
 # ---- decisions -----------------------------------------------------------------------------------------------
@@ -211,19 +245,19 @@ def show(results: Mapping[str, Mapping[str, Any]], contender: str, chunks: str) 
 def decide(name: str) -> dict[str, Any]:
     """Return what our policy and stock Dask's decide for a recorded graph on four workers, on one host each."""
     content, case = records.read(name), Case(RECORDED_ON, 8)
-    found: dict[str, Any] = {}
+    decisions: dict[str, Any] = {}
     for contender in ("stock", "ours"):
         trace = run(content, case, contender)
         where = sorted((str(span.key), span.worker) for span in trace.of("compute"))
-        found[contender] = {
+        decisions[contender] = {
             "tasks": sorted(Counter(worker for _, worker in where).values()),
             "placement": f"{crc32(json.dumps(where).encode()):08x}",
             "moves": int(trace.counts["confirmed"]),
             "megabytes": round(trace.counts["bytes_moved"] / 1e6, 1),
             "seconds": round(trace.counts["elapsed"], 3),
         }
-    found["over_stock"] = round(found["ours"]["seconds"] / found["stock"]["seconds"], 3)
-    return found
+    decisions["over_stock"] = round(decisions["ours"]["seconds"] / decisions["stock"]["seconds"], 3)
+    return decisions
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
@@ -231,20 +265,25 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = measure.options("Recorded programs on virtual clusters, beside stock Dask.", rounds=3)
     parser.add_argument("--only", nargs="*", help="these graphs")
     parser.add_argument("--workers", nargs="*", type=int, default=WORKERS)
+    parser.add_argument("--chunks", nargs="*", choices=CHUNKS, default=list(CHUNKS))
     parser.add_argument("--scale", type=float, default=1.0, help="of the data of recorded programs")
     parser.add_argument("--record", action="store_true", help="run and record programs of real.py")
     parser.add_argument("--workflows", type=Path, metavar="FOLDER", help="a clone of wfcommons/WfInstances")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="print the tables of this record")
     parser.add_argument("--decide", action="store_true", help="store what the policies decide now")
     options = parser.parse_args(arguments)
     note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
     if options.record:
         import real
 
-        wanted = options.only or [name for name in real.PROGRAMS if name not in NOT_IN_THE_GRAPH]
-        record_programs(wanted, options.scale, note)
+        programs = options.only or [name for name in real.PROGRAMS if name not in NOT_IN_THE_GRAPH]
+        record_programs(programs, options.scale, note)
         return {}
     if options.workflows:
         convert_workflows(options.workflows, note)
+        return {}
+    if options.markdown:
+        print(markdown(json.loads(options.markdown.read_text())))
         return {}
     if options.decide:
         decisions = {name: decide(name) for name in records.names()}
@@ -254,12 +293,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     workers, rounds = (options.workers, options.rounds) if not options.toy else ((4,), 1)
     record = measure.provenance(rounds=rounds, spread=SPREAD, most_tasks=MOST_TASKS)
     record["results"], record["means"] = {}, {}
-    for chunks in CHUNKS:
+    for chunks in options.chunks:
         results: dict[str, dict[str, Any]] = {name: {} for name in names}
         for case, name in product(map(Case._make, product(workers, HOSTS)), names):
-            found = results[name][str(case)] = compare(records.read(name), case, chunks, rounds)
-            note(f"{name}, {case}: {found['ours']['over_stock']:.2f}, {found['bundled']['over_stock']:.2f}")
-        means = {own: show(results, own, chunks) for own in CONTENDERS if own != "stock"}
+            if name in INSTANCES and (chunks != "recorded" or case.workers > MOST_OF_WORKFLOWS):
+                continue
+            runs = results[name][str(case)] = compare(records.read(name), case, chunks, rounds)
+            note(f"{name}, {case}: {runs['ours']['over_stock']:.2f}, {runs['bundled']['over_stock']:.2f}")
+        means = {own: show(results, own, chunks) for own in OWN}
         record["results"][chunks], record["means"][chunks] = results, means
     if options.json:
         measure.write(options.json, record)

@@ -12,7 +12,8 @@ makespan   seconds from submission to the last output, over max(critical path, w
 steals     from the scheduler's own log of them; moved: bytes sent between workers.
 CPU        of the scheduler's thread, per task; with --in-process it includes the workers' messages.
 simulated  the seconds that `dask_ferro.simulate` projects for worker processes on this machine's number of cores,
-           divided by the measured ones.  Scale-up is not simulated: workers and graph arrive in random order.
+           divided by the measured ones.  Two runs of independent tasks, measured in the same minutes, calibrate its
+           costs (`simulated.calibration`).  Scale-up is not simulated: workers and graph arrive in random order.
 tick       one tick of the scheduling core, requests included, on 20,000 tasks; no cluster.
 no-op      10,000 tasks that do nothing.
 floor      100 tasks of 20 ms for each worker under stock Dask, with nothing to decide: the lower limit of any policy on
@@ -39,6 +40,7 @@ import dask.order  # noqa: E402
 import measure  # noqa: E402
 from distributed import Client  # noqa: E402
 from emulated import workload_kernels  # noqa: E402
+from simulated.calibration import Calibration, calibrate, independent, probes  # noqa: E402
 from simulated.contenders import simulate  # noqa: E402
 from simulated.generators import NAMES, build  # noqa: E402
 
@@ -50,7 +52,7 @@ from dask_ferro.policy.stealing.informed import StealingParameters  # noqa: E402
 from dask_ferro.policy.stealing.policies import named  # noqa: E402
 from dask_ferro.policy.worker_load import Entry, WorkerLoad  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker  # noqa: E402
-from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec  # noqa: E402
+from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
 
 WORKERS = 8
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -292,10 +294,6 @@ def show_summary(records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> 
 # ---- what it costs -----------------------------------------------------------------------------------------
 
 
-def no_ops(count: int) -> TaskGraph:
-    return TaskGraph("no-op", tuple(TaskSpec(("no-op-0", i), "no-op", "no-op-0", 0.0) for i in range(count)))
-
-
 def show_no_ops(record: Mapping[str, Any], where: str) -> None:
     rows = [
         (
@@ -425,15 +423,19 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--only", choices=(*NAMES, *OTHERS), action="append", help="run only this workload or part"
     )
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"of most workloads ({WORKERS})")
     parser.add_argument("--in-process", action="store_true", help="workers in this process, not in their own")
     parser.add_argument("--contender", choices=CONTENDERS, action="append", help="run only this contender")
     options = parser.parse_args(arguments)
     note = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
     rounds = 1 if options.toy else options.rounds
     names = options.only or [*(TOY if options.toy else NAMES), *OTHERS]
-    record = measure.provenance(rounds=rounds, toy=options.toy, in_process=options.in_process)
-    bench = Bench(options.contender or CONTENDERS, not options.in_process, rounds, options.toy, note)
+    settings = {"workers": options.workers, "in_process": options.in_process}
+    record = measure.provenance(rounds=rounds, toy=options.toy, **settings)
+    workers = 2 if options.toy else options.workers
+    bench = Bench(options.contender or CONTENDERS, workers, not options.in_process, rounds, options.toy, note)
     record["results"] = bench.results(names)
+    record["calibration"] = record["results"].pop("calibration", None)
     bounded = [r for r in record["results"].values() if r.get("bound")]
     if len(bounded) > 1:
         show_summary(bounded, bench.contenders)
@@ -446,6 +448,7 @@ class Bench(NamedTuple):
     """The benchmark's parts and options."""
 
     contenders: Sequence[str]
+    workers: int
     processes: bool
     rounds: int
     toy: bool
@@ -461,31 +464,49 @@ class Bench(NamedTuple):
         }
         found = {name: own[name]() for name in names if name in own}
         shared = [name for name in names if name not in own]
-        workers = 2 if self.toy else WORKERS
         if shared:
-            site = Site(workers, self.processes)
-            with contenders((*self.contenders, PLACING), site) as running:
+            site = Site(self.workers, self.processes)
+            cluster = VirtualCluster.local(site.workers, cores=CORES if site.processes else None)
+            with contenders((STOCK, *self.contenders, PLACING), site) as running:
+                if self.processes:
+                    calibration = self._calibration(running[STOCK], cluster)
+                    cluster = calibration.of(cluster)
+                    found["calibration"] = calibration._asdict()
                 usual = {name: running[name] for name in self.contenders}
                 for name in shared:
                     found[name] = (
                         self._no_op(usual, site)
                         if name == "no-op"
-                        else self._one(name, running if name == "sparse-gemm" else usual, site)
+                        else self._one(name, running if name == "sparse-gemm" else usual, site, cluster)
                     )
         return found
 
     def _graph(self, name: str) -> TaskGraph:
         return build(name, **(TOY.get(name, {}) if self.toy else {}))
 
-    def _one(self, name: str, running: Mapping[str, Running], site: Site) -> dict[str, Any]:
+    def _calibration(self, stock: Running, cluster: VirtualCluster) -> Calibration:
+        """Return the simulator's costs on this machine, from runs of this minute."""
+        measured = {}
+        for probe, graph in probes(len(cluster.workers)).items():
+            runs = [once(stock, graph).seconds for _ in range(self.rounds + 1)]
+            measured[probe] = median(runs[1:])
+        calibration = calibrate(cluster, measured)
+        self.note(
+            f"CPU costs {calibration.pace:.2f} of the simulator's, {1e3 * calibration.late:.1f} ms late"
+        )
+        return calibration
+
+    def _one(
+        self, name: str, running: Mapping[str, Running], site: Site, cluster: VirtualCluster
+    ) -> dict[str, Any]:
         graph = self._graph(name)
         record = compare(graph, site.workers, running, self.rounds, self._about(name))
-        project(record, graph, VirtualCluster.local(site.workers, cores=CORES if site.processes else None))
+        project(record, graph, cluster)
         show(record, f"{site.workers} workers in {'processes' if site.processes else 'one process'}")
         return record
 
     def _no_op(self, running: Mapping[str, Running], site: Site) -> dict[str, Any]:
-        graph = no_ops(100 if self.toy else 10_000)
+        graph = independent("no-op", 100 if self.toy else 10_000, 0.0)
         record = compare(graph, site.workers, running, self.rounds, self._about("no-op"))
         show_no_ops(record, f"{site.workers} workers in {'processes' if site.processes else 'one process'}")
         return record

@@ -117,6 +117,17 @@ def scheduling_holds(record):
     assert results["tick"]["moves"] > 0
 
 
+def replay_holds(record):
+    for programs in record["results"].values():
+        assert set(programs) == {"svd", "words"}
+        for clusters in programs.values():
+            assert set(clusters) == {"4, 1 host", "4, 8 hosts"}
+            for runs in clusters.values():
+                assert runs["stock"]["over_stock"] == 1
+                assert runs["bundled"]["tasks"] <= runs["stock"]["tasks"] == runs["ours"]["tasks"]
+    assert record["results"]["recorded"]["words"]["4, 1 host"]["bundled"]["tasks"] < 100
+
+
 def not_recorded(name, record):
     """Return the rows of `goals.py` about flows for which a record has no figure."""
     figures = [goal.figure(record) for goal in goals.FLOWS if goal.record == name]
@@ -246,6 +257,7 @@ TOYS = [
         marks=SOAK),
     pytest.param("real.py --workers 2 --only svd_compressed rechunk_tasks words", "geometric means",
         real_holds, id="real", marks=SOAK),
+    pytest.param("replay.py --only svd words", "geometric mean", replay_holds, id="replay"),
     pytest.param("heterogeneous.py", "mixed:|simulated:|paper:", heterogeneous_holds, id="heterogeneous",
         marks=SOAK),
     pytest.param("parallel.py", "pipeline:|tensor:|collectives:", parallel_holds, id="parallel",

@@ -108,6 +108,12 @@ def test_the_documents_have_the_table_of_the_records(goals):
     assert printed.strip() in DATA.read_text(encoding="utf-8")
 
 
+def test_the_documents_have_the_tables_of_recorded_programs():
+    record = ROOT / "benchmarks" / "results" / "replay.json"
+    printed = ran([sys.executable, ROOT / "benchmarks" / "replay.py", "--markdown", record]).stdout
+    assert printed.strip() in DATA.read_text(encoding="utf-8")
+
+
 def test_the_documents_have_the_failures_of_the_record():
     benchmark = [sys.executable, ROOT / "benchmarks" / "chaos_slurm.py"]
     record = ROOT / "benchmarks" / "results" / "chaos_slurm.json"
