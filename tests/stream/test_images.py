@@ -129,7 +129,7 @@ def as_it_is(image: Any) -> np.ndarray:
         pytest.param({"preprocess": as_it_is}, "on axis 1, wanted 3", id="another shape"),
         pytest.param(
             {"preprocess": pixels, "passthrough": ["label"]},
-            r"passthrough=\['label'\].*'path' alone",
+            r"passthrough=\['label'\].*only the column 'path'",
             id="no such column",
         ),
         pytest.param(
