@@ -87,7 +87,7 @@ def config(prefix: str, changed: bool, as_json: bool, markdown: bool) -> None:
 def to_yaml(value: Any) -> str:
     """Return a value in YAML.
 
-    >>> written(None), written(True), written("5ms"), written(0.5), written(object)
+    >>> to_yaml(None), to_yaml(True), to_yaml("5ms"), to_yaml(0.5), to_yaml(object)
     ('null', 'true', '5ms', '0.5', "<class 'object'>")
     """
     try:

@@ -239,7 +239,8 @@ def receivers(able: Mapping[W, WorkerPlace], holders: Iterable[WorkerPlace]) -> 
 
     A failure of one job often takes the other jobs of its node, too.  Two jobs insure each other already.
 
-    >>> sorted(receivers({"near": Seat("b", "x"), "far": Seat("c", "y"), "own": Seat("a")}, [Seat("a", "x")]))
+    >>> able = {"near": WorkerPlace("b", "x"), "far": WorkerPlace("c", "y"), "own": WorkerPlace("a")}
+    >>> sorted(receivers(able, [WorkerPlace("a", "x")]))
     ['far']
     """
     jobs, hosts = (set(each) for each in zip(*holders, strict=True))
@@ -266,7 +267,7 @@ def droppable_replicas(
 
     Examples
     --------
-    >>> droppable({"safe": "", "spot": "job-1"}, lambda: False, lambda worker: False)
+    >>> droppable_replicas({"safe": "", "spot": "job-1"}, lambda: False, lambda worker: False)
     {'spot'}
     """
     counts = Counter(jobs.values())

@@ -231,7 +231,7 @@ def _cells(line: str) -> list[str]:
 def parse_time(text: str) -> float | None:
     """Return a point in time; None for N/A, Unknown, INVALID and the like.
 
-    >>> moment("1795293374"), moment("INVALID")
+    >>> parse_time("1795293374"), parse_time("INVALID")
     (1795293374.0, None)
     """
     if text.isdecimal():
@@ -302,7 +302,7 @@ def exit_status(text: str) -> str:
 def expand_elements(elements: str) -> Iterator[int]:
     """Yield the elements of SLURM's short notation.
 
-    >>> list(expanded("0-2,5,8-12:2%1"))
+    >>> list(expand_elements("0-2,5,8-12:2%1"))
     [0, 1, 2, 5, 8, 10, 12]
     """
     for part in elements.partition("%")[0].split(","):

@@ -73,7 +73,7 @@ def _compare_row(
 def count_texts(texts: Iterable[str]) -> str:
     """Return the different texts, the most frequent first, each with its number if there are several.
 
-    >>> counted(["a", "a"]), counted(["a", "b", "a"]), counted([])
+    >>> count_texts(["a", "a"]), count_texts(["a", "b", "a"]), count_texts([])
     ('a', '2 x a, 1 x b', '-')
     """
     counts = Counter(texts).most_common()

@@ -220,7 +220,7 @@ def open_csv(path: str, options: CsvOptions) -> CsvTable:
         )
     fields = [pa.field(field.name, chosen.get(field.name, field.type)) for field in schema]
     if damaged := [f.name for f in fields if pa.types.is_binary(f.type) and f.name not in chosen]:
-        raise _read_error(path, f"column {damaged[0]!r} has bytes that are not UTF-8")
+        raise _read_error(path, f"column {damaged[0]!r} has bytes that are not UTF8")
     return CsvTable(path, pa.schema(fields), rows, tuple(schema.names), options, opened, marks)
 
 
