@@ -47,8 +47,8 @@ def bundle_tasks(*, client: Client | None = None) -> Iterator[None]:
     these tasks send each other results.  Its results arrive together, and an input from outside that fails ends the
     whole flow.
 
-    The scheduler measures how long a graph takes each way.  A graph that ran faster as it is runs as it is from then
-    on, whatever its keys are.
+    The scheduler measures how long a graph takes each way.  A graph that ran faster without bundles is not bundled
+    again, whatever its keys are.
 
     Graphs that threads started inside the block submit are not bundled.
 

@@ -430,7 +430,8 @@ def test_a_file_system_without_locks_is_refused(cause, monkeypatch):
 
     monkeypatch.setattr("dask_ferro.portable.lock", flock)
     with pytest.raises(
-        ff.InputError, match=r"y.npy' cannot be written: ff.predict_files locks it by flock.*another file system"
+        ff.InputError,
+        match=r"y.npy' cannot be written: ff.predict_files locks it by flock.*another file system",
     ):
         ff.predict_files(mlp(), SIX, "y.npy")
     assert not os.path.exists("y.npy")
