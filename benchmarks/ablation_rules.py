@@ -146,6 +146,7 @@ PLACEMENT = (
         64,
         "Four workers that run dry first are weighed beside the holders, to save time (no figure); off: 64.",
     ),
+    place("burden", 0.0, "The bytes of a transfer count three times beside its own seconds."),
     place("soon", 1e9, "Another worker than a holder has to run dry within the task's duration."),
     place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
     place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
@@ -303,7 +304,14 @@ ESTIMATES = (
     _constant(
         "GUESS",
         0.001,
-        "A task never measured is projected to take 0.5 s; off: 1 ms.",
+        "A task never measured is projected to take 0.2 s; off: 1 ms.",
+        E,
+        "dask_ferro.simulate.virtual_tasks",
+    ),
+    _constant(
+        "GUESS",
+        0.5,
+        "A task never measured is projected to take 0.2 s; off: 0.5 s, as in Dask.",
         E,
         "dask_ferro.simulate.virtual_tasks",
     ),
@@ -388,6 +396,17 @@ def _seen_without(**values: Any) -> Callable[[Any], Any]:
 
 steal = partial(rule, "stealing", _steal)
 swap_steal = partial(swap, "stealing")
+
+
+def _unknown_as_projected(old: Any) -> Any:
+    def stays(self: Any, task: Any, thief: Any, victim: Any, waits: float, transfer: float) -> bool:
+        if task.known or task.origins:
+            return bool(old(self, task, thief, victim, waits, transfer))
+        return waits < self.parameters.patience and not task.overdue
+
+    return stays
+
+
 STEALING = (
     Rule(
         "stealing", "policy = none", "Tasks are stolen at all.", lambda setup: replace(setup, policy="none")
@@ -405,18 +424,29 @@ STEALING = (
     steal("reach", 0.0, "A step gives a thief 0.1 s of work at most; off: one task."),
     steal("reach", HUGE, "A step gives a thief 0.1 s of work at most; off: any."),
     steal("margin", 0.0, "A task moves if it ends 2 ms earlier."),
+    steal("burden", 0.0, "The bytes of a transfer count three times beside its own seconds."),
+    swap_steal(
+        "transfers under way do not matter",
+        "A task whose victim fetches its inputs is projected to fetch them for as long elsewhere.",
+        (N + "Informed._fetches", gives(False)),
+    ),
+    swap_steal(
+        "unknown tasks as projected",
+        "A task of unknown duration moves by the wait that was observed; off: that was projected.",
+        (N + "Informed._stays", _unknown_as_projected),
+    ),
     steal("shortest", 1e-6, "A task under 2 ms moves only when it is projected to wait."),
     steal("bears", 1.0, "Such a wait is ten times the cost of the move; off: once."),
     steal("bears", 100.0, "Such a wait is ten times the cost of the move; off: 100 times."),
     steal(
         "patience",
         HUGE,
-        "A task of unknown duration leaves a wait of 0.5 s, and a task that waited so long is overdue; off: never.",
+        "A task of unknown duration leaves after 0.5 s at most, and a task that waited so long is overdue; off: never.",
     ),
     steal(
         "patience",
         0.05,
-        "A task of unknown duration leaves a wait of 0.5 s, and a task that waited so long is overdue; off: 50 ms.",
+        "A task of unknown duration leaves after 0.5 s at most, and a task that waited so long is overdue; off: 50 ms.",
     ),
     steal("tries", 1, "Eight tasks of a queue are considered for a move; off: one."),
     steal(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+from simulated import records
 from simulated.clusters import gpus as gpu_hosts
 from simulated.clusters import hosts
 from simulated.elastic.controllers import Scaling
@@ -100,6 +101,25 @@ def fixed(
             graph, cluster, policy=policy or setup.policy, rules=setup.settings, seed=seed,
             known=_means(graph) if known else None,
         )  # fmt: skip
+        return _figures(trace)
+
+    return Workload(run)
+
+
+def recorded(name: str, workers: int, hosts_: int, factor: float) -> Workload:
+    """Return a recorded program, as many copies of it side by side as workers are more than four."""
+    content = records.read(name)
+
+    def run(setup: Setup, seed: int) -> Figures:
+        graph, order = records.graph_of(content, workers // 4, factor=factor, spread=0.1, seed=seed)
+        trace = simulate(
+            graph,
+            hosts(hosts_, workers // hosts_),
+            policy=setup.policy,
+            rules=setup.settings,
+            seed=seed,
+            order=order,
+        )
         return _figures(trace)
 
     return Workload(run)
@@ -203,6 +223,9 @@ def _fixed() -> dict[str, Workload]:
         found[f"{name}, annotated"] = fixed(_built(name, annotated=True), LOCAL)
     for name in ("cholesky", "sparse-gemm", "short"):
         found[f"{name}, no stealing"] = fixed(_built(name), LOCAL, policy="none")
+    for name in ("svd_compressed", "rechunk_tasks", "fft"):
+        found[f"{name}, 16 workers"] = recorded(name, 16, 1, 1.0)
+        found[f"{name}, 8 hosts, large chunks"] = recorded(name, 16, 8, 100.0)
     return found | {
         "no-ops, two cores": fixed(lambda seed: _independent(400, 0.0), VirtualCluster.local(4, cores=2)),
         "cholesky, two cores": fixed(_built("cholesky"), TWO_CORES),

@@ -23,8 +23,13 @@ SPARE = 2.0
 # Of a mean of many measurements, the share of the newest: durations of one prefix vary, and an estimate that follows
 # the last one (Dask's counts it half) makes moves that the next one takes back.
 NEWEST = 0.1
-# What a task is projected to take whose like was never measured; Dask's default is the same.
-GUESS = 0.5
+# What a task is projected to take whose like was never measured.  With Dask's 0.5 s, every transfer seems cheap beside
+# a queue of guesses: rechunking on 16 hosts took 1.8 times as long.  With 0.05 s, a Fourier transform of two axes took
+# 1.07 times as long.  A task that runs longer is projected to run as long again.
+GUESS = 0.2
+# How often the bytes of a transfer count beside its own seconds when a task would move for it: they occupy two workers,
+# and their links, which other transfers need at the same time.
+BURDEN = 3.0
 # How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
 # are in flight meanwhile.
 REPORTED = 0.1
@@ -255,14 +260,20 @@ class Links:
         hosts : mapping
             Host of each address.
         """
-        total = 0.0
+        return sum(self.transfer(inputs, to, hosts))
+
+    def transfer(
+        self, inputs: Iterable[Replica], to: Worker, hosts: Mapping[str, str]
+    ) -> tuple[float, float]:
+        """Return the two parts of `seconds`: the latency, and the time for which bytes are on a link."""
+        bytes_seconds = 0.0
         latency = 0.0
         for nbytes, holders in inputs:
             if to.address in holders:
                 continue
             near = any(hosts.get(holder) == to.host for holder in holders)
             link = self.classes["host" if near else "hosts"]
-            total += nbytes / link.bandwidth
+            bytes_seconds += nbytes / link.bandwidth
             # Inputs are fetched concurrently, so that only the largest latency counts.
             latency = max(latency, link.latency)
-        return total + latency
+        return latency, bytes_seconds

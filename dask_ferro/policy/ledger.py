@@ -572,9 +572,9 @@ class Ledger:
 
     def _waiting(self, entry: Entry, row: WorkerLoad, now: float) -> TaskFacts | None:
         task = self.facts.waiting(entry, row)
-        if task is None or not (entry.needs or entry.origins):
-            return task
-        return task._replace(blocked=row.blocks(entry, now), waited=now - entry.since)
+        if task is None:
+            return None
+        return task._replace(blocked=row.blocks(entry, now) if entry.needs else 0.0, waited=now - entry.since)
 
     def snapshot(
         self,

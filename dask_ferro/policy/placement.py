@@ -22,7 +22,7 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from dask_ferro.policy.estimates import SPARE, Links
+from dask_ferro.policy.estimates import BURDEN, SPARE, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
 
@@ -63,6 +63,7 @@ class PlacementParameters:
 
     # A task leaves the worker that holds its inputs for one where it is done so much earlier.
     margin: float = 0.005
+    burden: float = BURDEN
     steals: bool = True
     # Workers that are weighed beside the holders: those on which a task would start first.
     candidates: int = 4
@@ -132,8 +133,9 @@ class PlacementParameters:
         return Placed(best.address) if self.may_begin(task, best) else Wait("device_memory_full")
 
     def _finish(self, task: TaskFacts, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
-        """Return the seconds until the task would be done on a worker, plus the margin for moving it."""
-        transfer = links.seconds(task.inputs, worker, hosts)
+        """Return the seconds until the task would be done on a worker, plus the margin and the burden of moving it."""
+        latency, occupied = links.transfer(task.inputs, worker, hosts)
+        transfer = latency + occupied
         seconds = task.on(worker)
         if seconds is None:
             seconds = task.seconds
@@ -141,7 +143,7 @@ class PlacementParameters:
             # A guess that a fast worker halves would have the task wait there while another worker is idle.
             seconds /= worker.slowness
         finish = max(worker.starts_in, transfer) + seconds
-        return finish + self.margin if transfer else finish
+        return finish + self.margin + self.burden * occupied if transfer else finish
 
     def may_begin(self, task: TaskFacts, worker: Worker) -> bool:
         """Whether a device has room for a task, never will have, or is idle and has to make room by spilling."""

@@ -27,6 +27,8 @@ from dask_ferro.trace import Span
 
 # The states in which workers answer a request, in the core's terms.
 _ANSWERS: dict[str, Answer] = {"ready": "given", "running": "kept", "gone": "gone"}
+# Dask's `unknown-task-duration`, which the remaining work counts for a task without measurements.
+_DASKS_GUESS = 0.5
 
 
 class CoreAdapter(Decider):
@@ -243,7 +245,7 @@ class CoreAdapter(Decider):
         ran = self._clock.now - entry.started if entry is not None and entry.started is not None else 0.0
         if not known:
             self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
-            seconds = unmeasured(self._ran[prefix], seconds)
+            seconds = unmeasured(self._ran[prefix], _DASKS_GUESS)
         return seconds_left(seconds, ran)
 
     def set_end(self, address: Address, at: float) -> None:

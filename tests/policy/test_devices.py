@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.policy.candidates import Candidates
-from dask_ferro.policy.estimates import Durations, Estimate, ResultSizes, Speed
+from dask_ferro.policy.estimates import GUESS, Durations, Estimate, ResultSizes, Speed
 from dask_ferro.policy.facts import Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import Nobody, Placed, PlacementParameters, Wait
@@ -76,9 +76,9 @@ def taught(speeds: bool = True) -> Durations:
         pytest.param(Estimate(None, 4e7, 1e10), "cpu", (1.0, True), id="bytes bound a thin one"),
         pytest.param(Estimate(9.0, 4e10), "cpu", (0.4, True), id="operations are more than seconds"),
         pytest.param(Estimate(9.0, 4e10), "tpu", (9.0, True), id="seconds stand where the speed is unknown"),
-        pytest.param(Estimate(), "gpu", (0.5, False), id="an estimate of nothing is none"),
-        pytest.param(Estimate(float("nan"), float("inf")), "gpu", (0.5, False), id="nor one of no numbers"),
-        pytest.param(None, "gpu", (0.5, False), id="without one it is a guess"),
+        pytest.param(Estimate(), "gpu", (GUESS, False), id="an estimate of nothing is none"),
+        pytest.param(Estimate(float("nan"), float("inf")), "gpu", (GUESS, False), id="nor one of no numbers"),
+        pytest.param(None, "gpu", (GUESS, False), id="without one it is a guess"),
     ],
 )
 def test_what_a_task_says_of_itself(annotated: Any, device: str, wanted: tuple[float, bool]) -> None:
@@ -98,7 +98,7 @@ def test_a_class_on_which_nothing_ran_is_told_from_another_until_something_did()
 def test_without_speeds_another_class_tells_nothing() -> None:
     known = taught(speeds=False)
     known.add("matmul", "cpu", 0.2)
-    assert known.of("matmul", "gpu") == (0.5, False)
+    assert known.of("matmul", "gpu") == (GUESS, False)
 
 
 def test_an_estimate_is_corrected_by_class() -> None:

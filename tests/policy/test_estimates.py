@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dask_ferro.policy.estimates import Durations, Link, Links, Mean, ResultSizes
+from dask_ferro.policy.estimates import GUESS, Durations, Link, Links, Mean, ResultSizes
 from dask_ferro.policy.facts import Replica, Worker
 from tests.policy.facts import MB, free_links, needs, stand
 
@@ -33,16 +33,16 @@ def test_the_newest_of_many_counts_a_tenth() -> None:
 @pytest.mark.parametrize(
     ("prefix", "device", "annotated", "wanted"),
     [
-        pytest.param("new", "cpu", None, (0.5, False), id="a prefix that was never measured is a guess"),
+        pytest.param("new", "cpu", None, (GUESS, False), id="a prefix that was never measured is a guess"),
         pytest.param("p", "cpu", None, (2.0, True), id="the mean of what was measured"),
-        pytest.param("p", "gpu", None, (0.5, False), id="another device class is another matter"),
+        pytest.param("p", "gpu", None, (GUESS, False), id="another device class is another matter"),
         pytest.param("new", "cpu", 3.0, (3.0, True), id="an estimate stands until there is a measurement"),
         pytest.param("e", "cpu", 3.0, (6.0, True), id="an estimate is corrected by history"),
         pytest.param("e", "gpu", 3.0, (3.0, True), id="of its device class"),
         pytest.param("e", "cpu", 0.0, (0.0, True), id="an estimate of nothing is one"),
         pytest.param("p", "cpu", math.nan, (2.0, True), id="an estimate that is no number is none"),
         pytest.param("p", "cpu", math.inf, (2.0, True), id="an endless estimate is none"),
-        pytest.param("new", "cpu", -1.0, (0.5, False), id="a negative estimate is none"),
+        pytest.param("new", "cpu", -1.0, (GUESS, False), id="a negative estimate is none"),
     ],
 )
 def test_the_projected_seconds_of_a_task(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_ferro.policy.estimates import Links
+from dask_ferro.policy.estimates import GUESS, Links
 from dask_ferro.policy.facts import Key
 from dask_ferro.policy.idle_order import FEW
 from dask_ferro.policy.ledger import Ledger
@@ -236,7 +236,7 @@ def test_the_first_measured_duration_corrects_all_guesses_of_its_prefix() -> Non
     assign(book, "a", *range(4))
     assign(book, "b", "x")
     book.request(0.0, 3, "c")
-    assert book.rows["a"].waiting_seconds == 1.0
+    assert book.rows["a"].waiting_seconds == pytest.approx(2 * GUESS)
     book.finish(0.1, "x", 0.1)
     assert book.rows["a"].waiting_seconds == pytest.approx(0.2)
     assert starts_in(book, "a", 0.1) == pytest.approx(0.1 + 0.2)  # overdue: as long again

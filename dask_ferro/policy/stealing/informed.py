@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, NamedTuple
 
-from dask_ferro.policy.estimates import SPARE
+from dask_ferro.policy.estimates import BURDEN, SPARE
 from dask_ferro.policy.facts import Address, Move, Outcome, TaskFacts, Worker
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.stealing.tentative import Tentative, may
@@ -49,14 +49,15 @@ class StealingParameters:
     reach: float = 0.1
     # A task moves when it is projected to finish earlier by this much, so that moving a task twice never pays.
     margin: float = 0.002
+    burden: float = BURDEN
     # The cost of a move to the scheduler and two workers beside the transfer.  A task projected to be shorter moves
     # only when it is projected to wait for `bears` times the cost of its move.
     shortest: float = 0.002
     # A task that moves after waiting for as long as its move costs pays at most twice (ski rental); the multiple is
     # higher, as moves are refused and delay others.
     bears: float = 10.0
-    # A task of unknown duration moves when it is projected to wait for so long.  One that has waited for so long counts
-    # as overdue: projections no longer keep it in its queue.
+    # A task of unknown duration moves when it has waited for so long, or for `bears` times the cost of its move.  One
+    # that has waited for so long counts as overdue: projections no longer keep it in its queue.
     patience: float = 0.5
     # Tasks of a queue considered for one move.
     tries: int = 8
@@ -228,14 +229,18 @@ class Informed(Policy):
             tried += 1
             # The full transfer for each task, although readers of one input share it: charged once, large tiles moved
             # back and forth, and an iteration of GEMM took a fifth longer.
-            transfer = tentative.links.seconds(task.inputs, thief, tentative.hosts)
+            latency, occupied = tentative.links.transfer(task.inputs, thief, tentative.hosts)
+            transfer = latency + occupied
+            if transfer and self._fetches(task, victim):
+                # The transfers that take so long already would take as long to another worker.
+                transfer = max(transfer, min(task.waited, self.parameters.patience))
             if self._stays(task, thief, victim, waits, transfer):
                 continue
             ends = self._ends_at_thief(task, thief, transfer)
             if ends is None:
                 continue
             stays = waits + seconds + (0.0 if victim.accepts else self.parameters.pause)
-            gain = stays - ends - self.parameters.margin
+            gain = stays - ends - self.parameters.margin - self.parameters.burden * occupied
             if not task.wants(thief):  # its affinity is for others
                 gain -= task.seconds
             if gain > 0 and (best is None or (transfer, place) < best[0]):
@@ -256,18 +261,21 @@ class Informed(Policy):
             return None
         return begins + runs
 
+    @staticmethod
+    def _fetches(task: TaskFacts, victim: Worker) -> bool:
+        """Whether a victim fetches inputs of a task."""
+        return victim.accepts and not all(victim.address in held.holders for held in task.inputs)
+
     def _long(self, transfer: float) -> float:
         """Return the wait in seconds that is too long for a task, given the cost of its move."""
         return self.parameters.bears * (self.parameters.shortest + transfer)
 
     def _stays(self, task: TaskFacts, thief: Worker, victim: Worker, waits: float, transfer: float) -> bool:
-        """Whether a task stays whatever it would gain: short, a guess or moved before, and no long wait."""
+        """Whether a task stays whatever it would gain: short, unknown or moved back, and no long wait."""
         p, long = self.parameters, self._long(transfer)
         if victim.accepts and task.seconds < p.shortest and waits < long:
             return True
-        if not task.known and waits < p.patience and not task.overdue:
-            return True
-        if task.origins and (not task.known or thief.address in task.origins):
+        if not task.known or thief.address in task.origins:
             # Observed rather than projected seconds, doubled by each move, so that tasks do not move back and forth.
             return task.waited < min(p.patience, long) * 2.0 ** len(task.origins)
         return False

@@ -169,14 +169,24 @@ def test_of_two_tasks_a_thief_takes(tasks: list, wanted: str) -> None:
 
 def test_a_transfer_that_costs_more_than_it_gains_keeps_a_task() -> None:
     wait = task("t", 0.05, inputs=(needs(10 * MB, "a"),))  # 0.1 s to move
-    assert moves(INFORMED, stand("a", wait, running=0.1), stand("b")) == []
-    assert moves(INFORMED, stand("a", wait, running=0.105), stand("b")) == [("t", "a", "b")]
+    costs = 0.1 * (1 + P.burden) + P.margin
+    assert moves(INFORMED, stand("a", wait, running=0.99 * costs), stand("b")) == []
+    assert moves(INFORMED, stand("a", wait, running=1.01 * costs), stand("b")) == [("t", "a", "b")]
+
+
+def test_a_task_whose_victim_fetches_inputs_leaves_only_for_a_worker_that_has_them() -> None:
+    """What takes so long already would take as long to another worker."""
+    for waited, holders, expected in ((0.001, "c", True), (0.2, "c", False), (0.2, "b", True)):
+        wait = task("t", 0.05, inputs=(needs(MB, holders),), waited=waited)
+        found = moves(INFORMED, stand("a", wait, running=0.15), stand("b"), stand("c", running=1.0))
+        assert (found == [("t", "a", "b")]) is expected
 
 
 @pytest.mark.parametrize(
     ("stands", "wanted"),
     [
-        pytest.param([stand("a", *many(1, **UNKNOWN), running=0.49), stand("b")], 0, id="stays for its patience"),
+        pytest.param([stand("a", *many(1, known=False, waited=0.01), running=0.6), stand("b")], 0,
+            id="stays until it has waited"),
         pytest.param([stand("a", *many(1, **UNKNOWN), running=1.0), stand("b")], 1, id="leaves what runs for long"),
         pytest.param([stand("a", *many(4, **UNKNOWN), running=1.0), stand("b")], 1, id="leaves a real queue"),
         pytest.param([stand("a", *many(4, known=False, origins=("c",)), running=0.5), stand("b")], 0,
@@ -360,7 +370,7 @@ COST = P.shortest + 246_000 / (100 * MB)  # of what reads 246 kB that lie elsewh
 
 def _behind(waiting: TaskFacts, seconds: float) -> Ways:
     """What moves to an idle worker, of one task that is projected to wait, or seen to have waited, for so long."""
-    if waiting.origins or waiting.device != "cpu":
+    if waiting.origins or waiting.device != "cpu" or not waiting.known:
         waiting = waiting._replace(overdue=seconds, waited=seconds)
     return moves(INFORMED, stand("v", waiting, running=seconds), stand("w"))
 
@@ -370,8 +380,9 @@ def _behind(waiting: TaskFacts, seconds: float) -> Ways:
     [
         pytest.param(task("t", 0.0), P.bears * P.shortest, id="a short one"),
         pytest.param(task("t", 0.00058, inputs=(needs(246_000, "v"),)), P.bears * COST, id="and its input lies there"),
-        pytest.param(task("t", 0.5, known=False), P.patience, id="one of unknown duration"),
-        pytest.param(task("t", 0.5, known=False, inputs=(needs(20 * MB, "v"),)), P.patience, id="with a large input"),
+        pytest.param(task("t", 0.5, known=False), P.bears * P.shortest, id="one of unknown duration"),
+        pytest.param(task("t", 0.5, known=False, inputs=(needs(20 * MB, "v"),)), 0.2 * (1 + P.burden) + P.margin,
+            id="with a large input"),
         pytest.param(task("t", 0.5, known=False, origins=("x",)), 2 * P.bears * P.shortest, id="that was moved"),
         pytest.param(task("t", 0.0, origins=("w",)), 2 * P.bears * P.shortest, id="one that came from there"),
         pytest.param(task("t", 0.0, origins=("w", "x", "w")), 8 * P.bears * P.shortest, id="and went to and fro"),
