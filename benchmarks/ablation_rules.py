@@ -304,14 +304,14 @@ ESTIMATES = (
     _constant(
         "GUESS",
         0.001,
-        "A task never measured is projected to take 0.2 s; off: 1 ms.",
+        "A task never measured is projected to take 0.1 s; off: 1 ms.",
         E,
         "dask_ferro.simulate.virtual_tasks",
     ),
     _constant(
         "GUESS",
         0.5,
-        "A task never measured is projected to take 0.2 s; off: 0.5 s, as in Dask.",
+        "A task never measured is projected to take 0.1 s; off: 0.5 s, as in Dask.",
         E,
         "dask_ferro.simulate.virtual_tasks",
     ),

@@ -37,9 +37,10 @@ def in_bundles(graph: TaskGraph, workers: int) -> TaskGraph:
         kinds = [int(bool(graph.pinned) and not task.dependencies) for task in tasks]
         work = TaskDag(_dag(tasks), kinds, shares)
         bundles = bundle_tasks(work, workers=workers, allowance=workers * _HOLDS, overheads=DASK)
+        before = len(made)
         for bundle in bundles:
-            made.append(_bundle(graph, list(map(tasks.__getitem__, bundle)), place, len(made)))
-        phases.append(len(bundles))
+            made += _bundle(graph, list(map(tasks.__getitem__, bundle)), place, len(made))
+        phases.append(len(made) - before)
     return TaskGraph(graph.name, tuple(made), graph.pinned, tuple(phases) if graph.phases else ())
 
 
@@ -53,8 +54,11 @@ def _dag(tasks: Sequence[TaskSpec]) -> Dag:
     return Dag([task.seconds for task in tasks], edges)
 
 
-def _bundle(graph: TaskGraph, tasks: list[TaskSpec], place: dict[Key, Key], number: int) -> TaskSpec:
-    """Return a bundle of some tasks, and note its key as their place."""
+def _bundle(graph: TaskGraph, tasks: list[TaskSpec], place: dict[Key, Key], number: int) -> list[TaskSpec]:
+    """Return the bundle of some tasks, and a task that picks each of its results if others read several of them.
+
+    `place` receives the keys under which readers of the tasks read them.
+    """
     inside = {task.key for task in tasks}
     if len(tasks) == 1:
         key, prefix, group = tasks[0].key, tasks[0].prefix, tasks[0].group
@@ -62,12 +66,18 @@ def _bundle(graph: TaskGraph, tasks: list[TaskSpec], place: dict[Key, Key], numb
         prefix = "bundle:" + "+".join(sorted({task.prefix for task in tasks}))
         group = f"{prefix}-{graph.name}"
         key = (group, number)
-    place.update(dict.fromkeys(inside, key))
     read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
-    sources = dict.fromkeys(place[key] for key in read if key not in inside)
+    sources = dict.fromkeys(place[name] for name in read if name not in inside)
     after = graph.dependents
-    nbytes = sum(t.nbytes for t in tasks if not after[t.key] or not inside.issuperset(after[t.key]))
+    outputs = [t for t in tasks if not after[t.key] or not inside.issuperset(after[t.key])]
     seconds = sum(task.seconds for task in tasks)
     # As the scheduler is told of a bundle's seconds; a single task is known by its prefix alone.
     annotated = tasks[0].annotated if len(tasks) == 1 else seconds
-    return TaskSpec(key, prefix, group, seconds, nbytes, tuple(sources), annotated)
+    nbytes = sum(task.nbytes for task in outputs)
+    made = [TaskSpec(key, prefix, group, seconds, nbytes, tuple(sources), annotated)]
+    place.update(dict.fromkeys(inside, key))
+    if len(outputs) > 1:
+        for task in outputs:
+            place[task.key] = picked = (f"pick-{group}", number, task.key)
+            made.append(TaskSpec(picked, "pick", f"pick-{group}", 0.0, task.nbytes, (key,), 0.0))
+    return made
