@@ -398,15 +398,6 @@ steal = partial(rule, "stealing", _steal)
 swap_steal = partial(swap, "stealing")
 
 
-def _unknown_as_projected(old: Any) -> Any:
-    def stays(self: Any, task: Any, thief: Any, victim: Any, waits: float, transfer: float) -> bool:
-        if task.known or task.origins:
-            return bool(old(self, task, thief, victim, waits, transfer))
-        return waits < self.parameters.patience and not task.overdue
-
-    return stays
-
-
 STEALING = (
     Rule(
         "stealing", "policy = none", "Tasks are stolen at all.", lambda setup: replace(setup, policy="none")
@@ -429,11 +420,6 @@ STEALING = (
         "transfers under way do not matter",
         "A task whose victim fetches its inputs is projected to fetch them for as long elsewhere.",
         (N + "Informed._fetches", gives(False)),
-    ),
-    swap_steal(
-        "unknown tasks as projected",
-        "A task of unknown duration moves by the wait that was observed; off: that was projected.",
-        (N + "Informed._stays", _unknown_as_projected),
     ),
     steal("shortest", 1e-6, "A task under 2 ms moves only when it is projected to wait."),
     steal("bears", 1.0, "Such a wait is ten times the cost of the move; off: once."),

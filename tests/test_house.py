@@ -42,7 +42,7 @@ def _shipped() -> list[Path]:
     """Return the text files of the project, tracked by git or not ignored."""
     words = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = ran(words, cwd=ROOT, check=True).stdout
-    binary = {".onnx", ".npy", ".npz", ".data", ".png", ".pb"}
+    binary = {".onnx", ".npy", ".npz", ".data", ".gz", ".png", ".pb"}
     paths = (ROOT / name for name in listed.split("\0") if name)
     return sorted(p for p in paths if p.is_file() and p.suffix not in binary)
 

@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, wait
 
 import dask_ferro as ff
+from dask_ferro.lower.inputs import shipping
 from dask_ferro.observe import shipped
 from dask_ferro.scheduler import worker_plugin as worker_plugin
 from dask_ferro.scheduler.plugin import NAME
@@ -185,7 +186,9 @@ def test_a_stopped_scheduler_does_not_answer(tmp_path):
         assert "no answer" in str(check)
 
 
-def test_a_worker_without_dask_ferro_is_one_sentence_of_install_and_of_a_model(tmp_path):
+def test_a_worker_without_dask_ferro_is_one_sentence_of_install_and_of_a_model(tmp_path, monkeypatch):
+    # Workers of this host are not asked before a model runs: they are of this environment.
+    monkeypatch.setattr(shipping, "is_on_this_host", lambda client: False)
     fault = preload(tmp_path, absent=("dask_ferro",))
     with faulty_workers({"bare": {"preload": [fault]}, "sound": {}}) as (client, names):
         with pytest.warns(RuntimeWarning, match=f"ff.install: {names['bare']}: {LACKS}"):

@@ -262,7 +262,7 @@ import asyncio, os, signal, sys, time
 from dask_ferro.slurm import sigterm
 
 async def main():
-    sigterm.hold(float(sys.argv[1]))
+    sigterm.outlive_sigterm(float(sys.argv[1]))
     if (child := os.fork()) == 0:
         time.sleep(60)
         os._exit(1)

@@ -153,7 +153,7 @@ def test_a_sampler_is_told_the_epoch():
 @every(
     ("batches", "size", "message"),
     [
-        ({"x": X, "y": Y}, None, "batch_size: got None, wanted the rows of a batch"),
+        ({"x": X, "y": Y}, None, "batch_size: got None, wanted the number of rows of a batch"),
         (
             {"x": X, "y": Y[:3]},
             SIZE,

@@ -178,7 +178,7 @@ def test_a_computed_tensor_may_be_a_parameter():
     ("make", "error", "said"),
     [
         pytest.param(lambda x: grad(x, x), InputError, "a loss is a scalar, got (2, 3)", id="no scalar"),
-        pytest.param(lambda x: grad(x.sum(), asarray([1, 2])), InputError, "no floating point numbers",
+        pytest.param(lambda x: grad(x.sum(), asarray([1, 2])), InputError, "is not floating point",
             id="integer parameters"),
         pytest.param(lambda x: grad(x.sum(), {"w": "x"}), InputError, "got str", id="no tensor"),
         pytest.param(lambda x: grad(lambda w: w, x), InputError,

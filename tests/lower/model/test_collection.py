@@ -340,9 +340,6 @@ def test_a_model_of_the_same_bytes_is_loaded_and_prepared_once(tmp_path):
     assert other.loaded.model is one.loaded.model
     assert [one.ref.path, other.ref.path] == [str(path) for path in paths]
     assert prepared_of(ff.from_onnx(paths[0])) is one
-    assert prepared_of(ff.from_onnx(paths[0], outputs="scores")).loaded.model is not one.loaded.model
-    with dask.config.set({"ferro.limits.value-bytes": 10**6}):
-        assert prepared_of(ff.from_onnx(paths[0])).loaded.model is not one.loaded.model
 
 
 def test_calls_look_for_regions_once(monkeypatch):

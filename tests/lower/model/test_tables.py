@@ -388,7 +388,8 @@ def test_a_matrix_takes_columns_by_the_names_in_the_model_and_else_warns(
     width: int | str, names: str, how: str, tmp_path: Any
 ) -> None:
     text = f"(float[N,{width}] x) => (float[N,1] z) <float[3,1] w = {{1, 10, 100}}> {{ z = MatMul(x, w) }}"
-    onnx.helper.set_model_props(proto := written(text), {"feature_names": names})
+    # A process warns once for a model.
+    onnx.helper.set_model_props(proto := written(text), {"feature_names": names, "row": str(tmp_path)})
     model, is_named = ff.from_onnx(proto), names in ('["b", "x", "y"]', "b,x, y")
     source, sink = f"{tmp_path}/in.parquet", f"{tmp_path}/z.parquet"
     # One column has the name of the input, which takes it alone only where there are no others.
