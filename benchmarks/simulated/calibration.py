@@ -1,8 +1,7 @@
 """The costs of a machine's worker processes, from two measured runs in which stock Dask has nothing to decide.
 
 Tasks that do nothing show how fast the machine is: `pace` is a factor for all CPU costs of `VirtualCluster`, which were
-measured elsewhere.  Tasks that sleep show how late a thread wakes if more tasks run than there are cores.  Nothing is
-fitted to a workload.
+measured elsewhere.  Tasks that sleep show how late a thread wakes if more tasks run than there are cores.
 """
 
 from __future__ import annotations
