@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from tests.each import each
 from tests.house.sentences import (
-    EXCLUDED,
     PATTERNS,
     ROOT,
     Passage,
+    checked_files,
     findings,
     module_passages,
-    pages,
     passages,
     report,
 )
@@ -111,6 +110,7 @@ def test_a_finding_is_reported_with_its_place_and_remedy(tmp_path, monkeypatch):
     assert report([page]) == ["page.md:1: 'The file is no image.' (is-no-noun): 'is not a ...'"]
 
 
-def test_pages_that_are_not_checked_exist():
-    assert [name for name in EXCLUDED if not (ROOT / name).is_file()] == []
-    assert ROOT / "README.md" in pages()
+def test_pages_and_modules_are_checked():
+    assert {ROOT / "README.md", ROOT / "docs" / "design.md", ROOT / "dask_ferro" / "errors.py"} <= {
+        *checked_files()
+    }

@@ -23,11 +23,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-# Pages that are not checked, with the reason.
-EXCLUDED: Mapping[str, str] = {
-    "docs/design.md": "the log of the development, not a page for users",
-}
-
 
 # Kinds of passages: a cell of a table, the description of a parameter or a returned value, a condition under "Raises",
 # the text of an error, warning or option, and any other text.
@@ -454,11 +449,11 @@ def findings(passages: Iterator[Passage]) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.line)
 
 
-def pages() -> list[Path]:
-    """Return the pages that are checked."""
+def checked_files() -> list[Path]:
+    """Return the pages and modules that are checked."""
     others = ("README.md", "CONTRIBUTING.md", "examples/README.md")
-    paths = [*map(ROOT.joinpath, others), *sorted((ROOT / "docs").rglob("*.md"))]
-    return [path for path in paths if path.relative_to(ROOT).as_posix() not in EXCLUDED]
+    files = (*(ROOT / "docs").rglob("*.md"), *(ROOT / "dask_ferro").rglob("*.py"))
+    return [*map(ROOT.joinpath, others), *sorted(files)]
 
 
 def report(paths: list[Path]) -> list[str]:
@@ -475,7 +470,7 @@ def main(arguments: list[str]) -> int:
     paths = [Path(name).resolve() for name in arguments]
     lines = report(
         [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
-        or pages()
+        or checked_files()
     )
     print("\n".join(lines))
     return 1 if lines else 0
