@@ -80,7 +80,8 @@ def test_demo(model, rows, tmp_path):
     assert 95 < accuracy <= 100
     assert re.search(r"Dashboard: http://\S+/status", out)
     assert re.search(r"Throughput +[\d,]+ images/s", out)
-    assert len(re.findall(r"tcp://\S+ ran (\d+) tasks", out)) == 2
+    # Chunks of a few milliseconds share a task, which one worker runs.
+    assert len(re.findall(r"tcp://\S+ ran (\d+) tasks", out)) in ({2} if rows > 999 else {1, 2})
     assert "ONNX Runtime alone gives the same scores" in out
     assert f"Classifying {rows:,} images" in out
 
