@@ -146,7 +146,7 @@ PLACEMENT = (
         64,
         "Four workers that run dry first are weighed beside the holders, to save time (no figure); off: 64.",
     ),
-    place("burden", 0.0, "The bytes of a transfer count twice beside its own seconds."),
+    place("burden", 0.0, "The bytes of a transfer count 2.5 times beside its own seconds."),
     place("soon", 1e9, "Another worker than a holder has to run dry within the task's duration."),
     place("soon", 0.0, "Such a worker may run dry within the task's duration; off: it has to be idle now."),
     place("light", HUGE, "A task with an input over 64 KiB is not placed away from its holders."),
@@ -415,7 +415,7 @@ STEALING = (
     steal("reach", 0.0, "A step gives a thief 0.1 s of work at most; off: one task."),
     steal("reach", HUGE, "A step gives a thief 0.1 s of work at most; off: any."),
     steal("margin", 0.0, "A task moves if it ends 2 ms earlier."),
-    steal("burden", 0.0, "The bytes of a transfer count twice beside its own seconds."),
+    steal("burden", 0.0, "The bytes of a transfer count 2.5 times beside its own seconds."),
     swap_steal(
         "transfers under way do not matter",
         "A task whose victim fetches its inputs is projected to fetch them for as long elsewhere.",

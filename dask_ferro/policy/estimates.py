@@ -29,7 +29,7 @@ NEWEST = 0.1
 GUESS = 0.1
 # How often the bytes of a transfer count beside its own seconds when a task would move for it: they occupy two workers,
 # and their links, which other transfers need at the same time.
-BURDEN = 2.0
+BURDEN = 2.5
 # How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
 # are in flight meanwhile.
 REPORTED = 0.1
