@@ -28,7 +28,8 @@ class RandomVictims(Policy):
         tentative, moves = Tentative(snapshot), []
         for address in snapshot.hungry:
             thief = tentative.worker(address)
-            if not is_starving(thief, threshold_of(state, address, self.parameters)):
+            # As it was shown: a task that another thief takes from it does not make it starve.
+            if not is_starving(snapshot.workers[address], threshold_of(state, address, self.parameters)):
                 continue
             for victim in snapshot.asked.get(address, ()):
                 able = (t for t in tentative.queue(victim) if may(t, thief) and not returns(t, thief))
