@@ -112,7 +112,7 @@ def test_since_cuts_and_sets_the_zero(shared: LocalCluster) -> None:
         client.submit(slept, 0.01, key="after").result(timeout=60)
         trace = traced(client, since)
     assert [t.key for t in trace.tasks] == ["after"]
-    assert 0 < trace.spans[0].start < 1.0
+    assert abs(trace.spans[0].start) < 1.0  # the worker estimates the clock of the scheduler
 
 
 def test_it_records_while_somebody_wants_it(shared: LocalCluster) -> None:
