@@ -93,9 +93,8 @@ class Devices:
 
     def _request_speed(self, address: str, device: str) -> None:
         """Request a class's speed of one worker, once there is another class with which it is compared."""
-        measurer = self._measurers.setdefault(device, None)
         others = (self._measurers.keys() | self.ledger.durations.speeds.keys()) - {device}
-        if others and measurer not in self._scheduler.workers:
+        if self._measurers.setdefault(device, None) not in self._scheduler.workers and others:
             self._measurers[device] = address
             self._scheduler.worker_send(address, {"op": MEASURE})
 
