@@ -1,4 +1,4 @@
-"""Take the pictures of pages and cards: `python docs/drawings/take.py` writes the PNG files beside this script.
+"""Take the pictures of pages and cards: `python docs/drawings/take.py [FOLDER]` writes PNG files, by default here.
 
 Chromium opens the pages of a real cluster, which starts with its work; that takes half a minute.  The packages are
 those of the extra `dev`, and Chromium is the system's.
@@ -95,4 +95,4 @@ def main(folder: Path = FOLDER) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))
