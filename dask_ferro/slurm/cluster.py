@@ -205,8 +205,6 @@ class SLURMCluster(ElasticCluster):
             self._pools[name].resume()
             self._submission.retry(name)
         logger.info("dask_ferro: %s pool %s", order, name)
-        if self.status == Status.running:
-            self._pools.begin(self._pools.report_order(order, name))
         await self._look_now()
 
     def resources(self, pool: str) -> dict[str, float]:
