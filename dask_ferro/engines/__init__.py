@@ -8,7 +8,7 @@ the arguments) and `reference` (the onnx package's own operators).
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 # An array of any namespace: numpy's, CuPy's, array_api_strict's, an emulated device's.  They share a standard but no
 # class, and the standard (https://data-apis.org/array-api) publishes no types that a type checker reads.
@@ -21,3 +21,5 @@ Kernel: TypeAlias = Callable[..., Array]
 # A hook around operators: takes an engine, an operator's type, a node's name, and the function that computes them, or a
 # session of several operators; returns the function to call in its place.
 OpHook: TypeAlias = Callable[[str, str, str, Kernel], Kernel]
+# "onnxruntime-device" is a session on the device of the values; `device_executable.device_route` chooses it.
+Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]

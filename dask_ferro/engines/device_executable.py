@@ -19,14 +19,10 @@ from itertools import groupby
 
 import onnx_ir as ir
 
-from dask_ferro.engines import Array, array
+from dask_ferro.engines import Array, Engine, array
 from dask_ferro.engines.array.program import SMALL_BYTES
-from dask_ferro.engines.device.residency import Residency
-from dask_ferro.engines.executable import (
-    EngineStep,
-    Executable,
+from dask_ferro.engines.compile import (
     NodeRun,
-    explain_loading,
     host_step,
     node_runs,
     nodes_between,
@@ -34,9 +30,11 @@ from dask_ferro.engines.executable import (
     plan_nodes,
     stamp,
 )
+from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.executable import EngineStep, Executable, explain_loading, name_nodes
 from dask_ferro.engines.onnxruntime.device_session import DeviceSessionRun
 from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionSettings
-from dask_ferro.engines.selection import Engine, engines_for, has_kernel
+from dask_ferro.engines.selection import engines_for, has_kernel
 from dask_ferro.engines.subgraph import weights_of
 from dask_ferro.graph.ir.dtypes import NAMES
 
@@ -121,7 +119,7 @@ class DeviceExecutable(Executable):
         residency: Residency,
         down: Sequence[int],
     ) -> None:
-        super().__init__(model, steps, inputs, outputs)
+        super().__init__(steps, inputs, outputs, model)
         self._residency = residency
         self._is_down = [(name, position in down) for position, name in enumerate(outputs)]
 
@@ -209,7 +207,7 @@ def _session_step(part: NodeRun, residency: Residency, settings: SessionSettings
             *(model, nodes, reads, writes, opset, settings), device=residency.device, held=residency.slot()
         )
 
-    with explain_loading(part.engine, nodes):
+    with explain_loading(part.engine, name_nodes(nodes), len(nodes)):
         return part.step(residency.run(built, lambda ready: ready), frozenset(reads))
 
 

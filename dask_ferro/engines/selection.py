@@ -28,21 +28,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain, groupby
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import onnx
 import onnx_ir as ir
 
-from dask_ferro.engines import array
+from dask_ferro.engines import Engine, array
 from dask_ferro.engines.onnxruntime import HOST, declared
 from dask_ferro.engines.onnxruntime.known_defects import ONNXRUNTIME, REFERENCE, UNLIKE, Defects
 from dask_ferro.errors import UnsupportedOpError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
 from dask_ferro.graph.ir.dtypes import SESSION
 from dask_ferro.graph.ir.nodes import attribute_of, bodies, input_of
-
-# "onnxruntime-device" is a session on the device of the values; `device_executable.device_route` chooses it.
-Engine = Literal["onnxruntime", "array", "reference", "onnxruntime-device"]
 
 # Up to this many nodes numpy is faster than a session (adding 1,000 floats takes 0.14 of its time).
 _TINY_NODES = 3

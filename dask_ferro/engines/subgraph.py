@@ -22,8 +22,9 @@ from dask_ferro.graph.ir.nodes import uses
 _IR_VERSION = 13
 # Smaller initializers are written inline, because a file reference would be as long as the data.
 _INLINE_BYTES = 256
-# Weights in memory of at least this size are shared with the session, not copied into the model's bytes.
-_SHARED_BYTES = 64 * 2**10
+# Weights in memory of at least this size are shared with the session, not copied into the model's bytes; the loader
+# leaves as large ones in the content of the file.
+_SHARED_BYTES = 4096
 
 
 class SubModel(NamedTuple):

@@ -19,19 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
-import onnx_ir as ir
 from dask.base import is_dask_collection
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir import ml_types
-from dask_ferro.graph.ir.dtypes import array_dtype, is_integer
-from dask_ferro.graph.ir.inference import ValueType, declared_type
 from dask_ferro.lower.upstream import is_masked
 from dask_ferro.words import at_most, many
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from dask_ferro.graph.ir.inference import ValueType
 
 Dim = int | str | None
 # Labels of columns that a model's text shows; some classifiers have thousands of classes.
@@ -148,6 +148,10 @@ def with_batch(sig: Signature, names: Collection[str]) -> Signature:
 
 def spec_of(value: ir.Value, its: ValueType) -> ValueSpec:
     """Return the specification of an input or output of a type."""
+    # Tasks import this module; onnx_ir and what it imports take a second.
+    from dask_ferro.graph.ir import ml_types
+    from dask_ferro.graph.ir.dtypes import array_dtype
+
     dtype = array_dtype(its.dtype) if its.dtype is not None and its.kind == "tensor" else None
     return ValueSpec(str(value.name), dtype, its.shape, its.kind, value.meta.get(ml_types.CLASSES, ()))
 
@@ -381,6 +385,10 @@ def _holds(dtype: np.dtype[Any], found: Any) -> bool:
     """Return whether `dtype` can represent an array's numbers or strings; only floats may be rounded."""
     if dtype == np.dtype(object):
         return found.dtype.kind in "OUT"
+    import ml_dtypes
+
+    from dask_ferro.graph.ir.dtypes import is_integer
+
     if is_integer(dtype) and found.dtype.kind in "iu":
         limits = ml_dtypes.iinfo(dtype)
         return bool(found.min() >= limits.min and found.max() <= limits.max)
@@ -401,17 +409,20 @@ class LateInputs:
 
     Parameters
     ----------
-    model : onnx_ir.Model
+    declared : sequence of ValueSpec
+        The model's inputs as it declares them.
     names : sequence of str
         The bundle's inputs; inputs that other bundles compute are not checked.
     free_rows : sequence of bool
         Which of them may have any number of rows, though the model declares one; (): none.
     """
 
-    def __init__(self, model: ir.Model, names: Sequence[str], free_rows: Sequence[bool]) -> None:
-        declared = {str(v.name): spec_of(v, declared_type(v)) for v in model.graph.inputs}
-        self._places = [place for place, name in enumerate(names) if name in declared]
-        specs = tuple(declared[names[place]] for place in self._places)
+    def __init__(
+        self, declared: Sequence[ValueSpec], names: Sequence[str], free_rows: Sequence[bool]
+    ) -> None:
+        inputs = {spec.name: spec for spec in declared}
+        self._places = [place for place, name in enumerate(names) if name in inputs]
+        specs = tuple(inputs[names[place]] for place in self._places)
         carries = tuple(bool(free_rows) and free_rows[place] for place in self._places)
         self._signature = Signature(specs, (), 1 if any(carries) else None, carries, ())
         self._fitted: list[tuple[np.dtype[Any], tuple[int, ...]]] | None = None
@@ -476,6 +487,8 @@ def made_up_array(spec: ValueSpec, rows: int | None) -> Any:
     rng = np.random.default_rng(zlib.crc32(spec.name.encode()))
     if spec.dtype == np.dtype(object):
         return np.full(shape, "a", dtype=object)
+    from dask_ferro.graph.ir.dtypes import is_integer
+
     if is_integer(spec.dtype) or spec.dtype == np.bool_:
         # Integers may be indices: 0 and 1 are in range for nearly every table.
         return rng.integers(0, 2, shape).astype(spec.dtype)

@@ -23,7 +23,7 @@ from dask_ferro.lower.inputs.tables import empty_results, read_table, result_col
 from dask_ferro.lower.prepared.prepared import PreparedModel
 from dask_ferro.lower.prepared.remote import shown
 from dask_ferro.lower.signature import Signature, check_arrays
-from dask_ferro.lower.worker.models import ModelRef
+from dask_ferro.lower.worker.sessions import ModelRef
 from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks, batch_rows

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from dask_ferro.engines.executable import clean_message, compile_bundle, explain_error
+from dask_ferro.engines.compile import compile_bundle
+from dask_ferro.engines.executable import clean_message, explain_error
 from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.graph.model.load import load
 

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.engines import Kernel
-from dask_ferro.engines.executable import Executable, compile_bundle
+from dask_ferro.engines.compile import compile_bundle
+from dask_ferro.engines.executable import Executable
 from dask_ferro.errors import ModelError
 from tests.graphs import mlp
 

@@ -20,7 +20,7 @@ from onnx.backend.base import Backend, BackendRep
 from onnx.backend.test.runner import Runner
 
 import dask_ferro as ff
-from dask_ferro.engines.executable import compile_bundle
+from dask_ferro.engines.compile import compile_bundle
 from dask_ferro.engines.onnxruntime.session import give_back
 from dask_ferro.engines.selection import support
 from dask_ferro.graph.model.load import load

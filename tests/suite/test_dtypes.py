@@ -87,7 +87,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def run(row: Row) -> Ran | None:
     """What ONNX Runtime makes of a row that is routed to it; None of one that is not."""
-    from dask_ferro.engines.executable import compile_bundle
+    from dask_ferro.engines.compile import compile_bundle
     from dask_ferro.engines.selection import engines_for
 
     model = ir.from_proto(onnx.ModelProto.FromString(row[1]))

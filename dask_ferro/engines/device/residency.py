@@ -23,16 +23,18 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from dask_ferro.engines import Array
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.device import Device
 from dask_ferro.engines.device.oom import ran_out
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -33,11 +33,11 @@ from dask_ferro.engines.onnxruntime import HOST
 from dask_ferro.engines.onnxruntime.session import (
     DEFAULTS,
     SessionSettings,
-    disabled_optimizers,
     session_options,
     shrink_options,
     smallest_model,
 )
+from dask_ferro.engines.onnxruntime.session_model import disabled_optimizers
 from dask_ferro.engines.subgraph import extract
 from dask_ferro.errors import InputError
 

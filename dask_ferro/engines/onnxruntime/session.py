@@ -19,39 +19,22 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import chain
 from threading import Lock, Timer
 from typing import NamedTuple
 
 import numpy as np
-import onnx.parser
-import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.engines import Array
 from dask_ferro.engines.onnxruntime import HOST
-from dask_ferro.engines.onnxruntime.faster_nodes import SLOW, faster
-from dask_ferro.engines.subgraph import extract
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir.nodes import bodies, type_of, value_bytes
-from dask_ferro.graph.ir.regions import REMAT_KEY
 
 # A session with prepacked weights takes 1.6 x their size (measured).
 _PREPACK_FACTOR = 1.6
 # A session on one tiny operator takes 64 kB of RSS.
 _SESSION_BYTES = 64 * 2**10
-# Folds `product * scale` into a float32 attribute of the product.  For doubles this changes the eighth digit, and
-# whether a product has its scale in the same bundle depends on the cut.  Without it an encoder takes 1.5 % longer in
-# float32.
-_FOLDS_SCALES = "MatMulScaleFusion"
-_MERGES = "CommonSubexpressionElimination"
-# Mistakes the padding of a convolution's computed kernel for the padding of its image, and refuses the graph.
-_PADS = "Pad_Fusion"
-# Makes convolutions with constant kernels faster.  If all kernels are computed, as in training, it moves only pools
-# to another layout and back: 0.95 of the CPU time of two convolutions' step without it.
-_BLOCKS = "NchwcTransformer"
 # The severity of a session's log: fatal errors.  ONNX Runtime raises an error, and also writes it to standard error, in
 # red.  A run has the severity of its session.
 RAISED_ALONE = 4
@@ -85,36 +68,49 @@ class SessionSettings(NamedTuple):
 DEFAULTS = SessionSettings()
 
 
-class SessionRun:
-    """The nodes between `inputs` and `outputs` as one session."""
+class SessionModel(NamedTuple):
+    """A model of nodes as a session loads it.
 
-    def __init__(
-        self,
-        model: ir.Model,
-        nodes: Sequence[ir.Node],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        opset: int,
-        settings: SessionSettings,
-    ) -> None:
-        piece = extract(model, nodes, inputs, outputs, opset=opset, shares=True)
-        if not SLOW.isdisjoint(node.op_type for node in nodes):
-            found = faster(nodes, piece.proto.graph.node, opset)
-            del piece.proto.graph.node[:]
-            piece.proto.graph.node.extend(found)
-        self._content = piece.proto.SerializeToString()
+    Attributes
+    ----------
+    content : bytes
+        A serialized ModelProto.
+    folder : str or None
+        The folder of its external data; None without external data.
+    inputs, outputs : tuple of str
+    disabled : tuple of str
+        The optimizers of ONNX Runtime that the session must not use.
+    shared : mapping of str to ndarray
+        Weights that the session reads in place.
+    weight_bytes : int
+        Bytes of all weights.
+    constant_bytes : int
+        Bytes of the values that ONNX Runtime computes when it builds the session.
+    """
+
+    content: bytes
+    folder: str | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    disabled: tuple[str, ...]
+    shared: Mapping[str, np.ndarray]
+    weight_bytes: int
+    constant_bytes: int
+
+
+class SessionRun:
+    """A model as one session."""
+
+    def __init__(self, model: SessionModel, settings: SessionSettings) -> None:
         # The session reads these arrays in place, so they have to live as long.
-        self._shared = piece.shared
-        self._apart = disabled_optimizers(nodes, exact=settings.exact)
-        weights = {name: tensor.nbytes for name, tensor in piece.weights.items()}
-        self._session = self._built(session_options(piece.folder, settings))
+        self._shared = model.shared
+        self._session = self._built(model, session_options(model.folder, settings))
         self._run = self._session.run
-        self._inputs = tuple(inputs)
-        self._outputs = list(outputs)
+        self._inputs, self._outputs = model.inputs, list(model.outputs)
         self._limit = settings.limit
         held = sum(array.nbytes for array in self._shared.values())
-        packed = int(sum(weights.values()) * (_PREPACK_FACTOR if settings.prepack else 0.0))
-        self.nbytes = len(self._content) * 5 + held + _SESSION_BYTES + packed + constant_bytes(nodes, weights)
+        packed = int(model.weight_bytes * (_PREPACK_FACTOR if settings.prepack else 0.0))
+        self.nbytes = len(model.content) * 5 + held + _SESSION_BYTES + packed + model.constant_bytes
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         run, feeds = self._run, dict(zip(self._inputs, arrays, strict=True))
@@ -138,50 +134,14 @@ class SessionRun:
         finally:
             timer.cancel()
 
-    def _built(self, options: ort.SessionOptions) -> ort.InferenceSession:
+    def _built(self, model: SessionModel, options: ort.SessionOptions) -> ort.InferenceSession:
         share_arena(options)
         if self._shared:
             values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._shared.values()]
             options.add_external_initializers(list(self._shared), values)
-        return ort.InferenceSession(self._content, options, providers=[HOST], disabled_optimizers=self._apart)
-
-
-def constant_bytes(nodes: Iterable[ir.Node], weights: Iterable[str]) -> int:
-    """Return the bytes of the values that depend on no input, which ONNX Runtime computes when it builds a session.
-
-    The onnx package's light models build their weights like this, 490 MB from a file of 4 kB.
-    """
-    known, total = set(weights), 0
-    for node in nodes:
-        if not bodies(node) and all(v.name in known for v in node.inputs if v is not None and v.name):
-            known.update(v.name for v in node.outputs if v.name)
-            total += sum(value_bytes(type_of(v, {})) for v in node.outputs if v.name)
-    return total
-
-
-def disabled_optimizers(nodes: Sequence[ir.Node], *, exact: bool) -> list[str]:
-    """Return the optimizers of ONNX Runtime that a session on `nodes` must not use.
-
-    Parameters
-    ----------
-    exact : bool
-        Whether the bits of results must not depend on the other nodes of the session; for doubles they never do.
-    """
-    values = chain.from_iterable((*node.inputs, *node.outputs) for node in nodes)
-    has_doubles = any(v is not None and v.dtype is ir.DataType.DOUBLE for v in values)
-    # ONNX Runtime would take a node that is computed again for a copy of the first one, and keep that one's result.
-    repeats = any(REMAT_KEY in node.metadata_props for node in nodes)
-    # Second derivatives of convolutions have such names.
-    kernels = [node.inputs[1] for node in nodes if node.op_type == "Conv"]
-    computed = [kernel is not None and kernel.const_value is None for kernel in kernels]
-    apart = {
-        _FOLDS_SCALES: exact or has_doubles,
-        _MERGES: repeats,
-        _PADS: any(computed),
-        # In that layout a window's mean is summed in another order.
-        _BLOCKS: bool(computed) and all(computed) and not exact,
-    }
-    return [name for name, is_apart in apart.items() if is_apart]
+        return ort.InferenceSession(
+            model.content, options, providers=[HOST], disabled_optimizers=list(model.disabled)
+        )
 
 
 def session_options(folder: str | None, settings: SessionSettings) -> ort.SessionOptions:
@@ -248,9 +208,11 @@ def shrink_options(arena: str) -> ort.RunOptions:
 
 def smallest_model() -> bytes:
     """Return a model of one node, "x" to "y", that every release of ONNX Runtime loads."""
-    text = '<ir_version: 8, opset_import: ["": 17]> smallest (float[1] x) => (float[1] y) { y = Relu (x) }'
-    content: bytes = onnx.parser.parse_model(text).SerializeToString()
-    return content
+    # y = Relu(x), of float32 and one element; IR version 8, opset 17.
+    return (
+        b'\x08\x08:<\n\x0e\n\x01x\x12\x01y"\x04Relu:\x00\x12\x08smallestZ\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01'
+        b"b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\x11"
+    )
 
 
 @cache

@@ -10,12 +10,9 @@ Sizes and offsets are bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
-from mmap import mmap
-from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -29,6 +26,7 @@ from dask_ferro.graph.ir.messages import external_tensors, lean_model
 from dask_ferro.graph.ir.onnx_inference import infer_types
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.model import external_data, guards, self_contained
+from dask_ferro.graph.model.digest import digest_of
 from dask_ferro.graph.model.external_data import FilePart, reference
 from dask_ferro.graph.model.guards import Limits
 from dask_ferro.graph.model.normalize import in_form, normalize
@@ -51,7 +49,6 @@ __all__ = ["Limits", "Loaded", "load", "load_built", "load_opened"]
 
 # Below this, a mapped page costs more than the copy that it saves.
 _PAGE = 4096
-_DIGEST_BYTES = 20
 _BLOCK_BYTES = 4 << 20
 
 
@@ -218,7 +215,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
     model.meta[CHECKED_KEY] = True
     return Loaded(
         model=model,
-        digest=digest_of(file.content, outputs, parts.values(), held),
+        digest=digest_of(file.content, outputs, _content_of_parts(parts.values(), held) if parts else ()),
         # The folder of a link may contain the links to external data.
         path=file.named if parts else file.path,
         opset=model.opset_imports[""],
@@ -328,29 +325,13 @@ def _view_tensor(tensor: TensorProto, view: memoryview) -> ir.TensorProtocol:
     return ir.Tensor(array, dtype=dtype, shape=ir.Shape(tensor.dims), name=tensor.name)
 
 
-# The digest: BLAKE2b over the file's bytes and the bytes of the external data that it uses.  The same bytes give the
-# same digest on every machine, from a file or from memory.
-
-
-def digest_of(
-    content: bytes | memoryview | mmap,
-    outputs: Sequence[str] = (),
-    parts: Collection[FilePart] = (),
-    held: DataInMemory = MappingProxyType({}),
-) -> str:
-    """Return the digest of a model with some of its outputs, (): all; external data may be partly in memory.
-
-    Raises
-    ------
-    Problem
-        If a file of external data changed since it was checked.
-    """
-    state = blake2b(content, digest_size=_DIGEST_BYTES)
+def _content_of_parts(parts: Collection[FilePart], held: DataInMemory) -> Iterator[bytes]:
+    """Yield the bytes of external data, which may be partly in memory; raise `Problem` if a file changed."""
     for part in sorted(set(parts)):
         # Without lengths, two lists of parts with the same bytes in all would have one digest.
-        state.update(f"\n{part.length}\n".encode())
+        yield f"\n{part.length}\n".encode()
         if part in held:
-            state.update(held[part])
+            yield held[part]
             continue
         with external_data.open_checked(part) as descriptor:
             # In blocks, which do not count as resident memory, unlike mapped pages.
@@ -361,6 +342,5 @@ def digest_of(
                     raise external_data.Problem(
                         f"{part.location} became shorter while it was read; load the model again"
                     )
-                state.update(block)
+                yield block
                 at += len(block)
-    return digest_of(repr((state.hexdigest(), tuple(outputs))).encode()) if outputs else state.hexdigest()

@@ -19,7 +19,8 @@ import onnx_ir as ir
 
 from dask_ferro import config
 from dask_ferro.errors import InputError
-from dask_ferro.graph.model.load import Loaded, digest_of
+from dask_ferro.graph.model.digest import digest_of
+from dask_ferro.graph.model.load import Loaded
 from dask_ferro.lower.layer import Key, TaskInput, future_input
 from dask_ferro.lower.portable import PortableCall
 from dask_ferro.lower.shared import is_on_this_host

@@ -32,7 +32,7 @@ from dask_ferro.lower.portable import portable
 from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopen
 from dask_ferro.lower.prepared.store import is_temporary
 from dask_ferro.lower.signature import Signature, ValueSpec, comes_later, shape_of, synthetic
-from dask_ferro.lower.worker.models import ModelRef
+from dask_ferro.lower.worker.sessions import ModelRef
 
 Names = Collection[str] | None
 _GRANULARITIES = ("auto", "op", "model")

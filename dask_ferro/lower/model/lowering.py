@@ -61,14 +61,14 @@ def outputs_of(bound: BoundModel, client: Any) -> Any:
     tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
     feeds = _feeds(bound, lambda name, value, rows: task_input(name, value, rows, tokens[name], client))
     copy = None if client is None else copy_for(bound.model.loaded, bound.model.ref.path, client)
-    made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True)
+    made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True, has_sessions=client is not None)
     return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)
 
 
 def values_of(bound: BoundModel) -> dict[str, Any]:
     """Return the outputs of a model on its inputs by name, computed in this process."""
     # No other graph has these keys, so they need not depend on the content of the inputs.
-    made = lower(bound, _feeds(bound, embed_input), None, None, are_arrays=False)
+    made = lower(bound, _feeds(bound, embed_input), None, None, are_arrays=False, has_sessions=False)
     return assemble(dask.get(made.graph, made.keys), made.places, bound.model.name)  # type: ignore[attr-defined, arg-type]
 
 
@@ -116,19 +116,30 @@ class ModelGraph:
 
 
 def lower(
-    bound: BoundModel, feeds: Sequence[TaskInput], copy: TaskInput | None, tokens: object, *, are_arrays: bool
+    bound: BoundModel,
+    feeds: Sequence[TaskInput],
+    copy: TaskInput | None,
+    tokens: object,
+    *,
+    are_arrays: bool,
+    has_sessions: bool,
 ) -> ModelGraph:
     """Return the Dask graph of a model on its inputs.
 
     `copy` is the model's content, for workers that cannot see its file, and `tokens` identifies the inputs.
     `are_arrays` states whether the outputs become dask arrays, whose shapes are binding; otherwise they have the
-    computed shapes.
+    computed shapes.  `has_sessions` states whether tasks have the sessions of bundles with them, for other processes.
     """
     model, bundles = bound.model, bound.plan.bundles
     refs = tuple(_bundle_ref(bound, n, are_arrays=are_arrays) for n in range(len(bundles)))
     content = (model.loaded.digest, tokens, bound.rows, refs)
     # A digest of the text: hash() differs from process to process.
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
+    if has_sessions:
+        # Not a part of the token: the results are the same.
+        refs = tuple(
+            ref._replace(session=model.session(ref.inputs, ref.outputs, ref.engines)) for ref in refs
+        )
     series = tuple(_series(bound, token, n) for n in range(len(bundles)))
     # Dask's unknown sizes are nan.
     rows = (n if n == n else None for n in bound.rows or ())

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import onnx
 import onnx_ir as ir
 
+from dask_ferro.engines import Engine
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.selection import Support, check_support
 from dask_ferro.errors import InputError
@@ -29,8 +30,9 @@ from dask_ferro.lower.client import slots
 from dask_ferro.lower.prepared.remote import fetch_model, is_address
 from dask_ferro.lower.prepared.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
-from dask_ferro.lower.worker.models import MAX_MODELS, ModelRef, limits, load_once, reference, remember
+from dask_ferro.lower.worker.models import bundle_session, limits, load_once, remember
 from dask_ferro.lower.worker.models import open_model as opened_model
+from dask_ferro.lower.worker.sessions import MAX_MODELS, BundleSession, ModelRef
 
 # Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
 _WORTH_CUTTING_S = 0.02
@@ -112,7 +114,7 @@ def reopen(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
         If this process does not see the file, or the file has been replaced since.
     """
     if content is not None:
-        ref = reference(spool(content), ref.digest, ref.outputs)
+        ref = ref._replace(path=spool(content))
     return _prepare(ref, opened_model(ref), name)
 
 
@@ -239,6 +241,15 @@ class PreparedModel:
             lambda: plan(
                 self.loaded.model, sized.types, granularity=granularity, workers=workers, cost=sized.cost
             ),
+        )
+
+    def session(
+        self, inputs: tuple[str, ...], outputs: tuple[str, ...], engines: tuple[tuple[Engine, int], ...]
+    ) -> BundleSession | None:
+        """Return a bundle for processes that have not loaded the model; None if they have to load it."""
+        return self.kept(
+            ("session", inputs, outputs, engines),
+            lambda: bundle_session(self.loaded, inputs, outputs, engines),
         )
 
     def kept(self, key: Hashable, make: Callable[[], _T]) -> _T:

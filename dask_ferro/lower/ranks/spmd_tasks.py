@@ -30,8 +30,8 @@ from dask_ferro.lower.annotations import task_annotation
 from dask_ferro.lower.layer import EMBED_BYTES
 from dask_ferro.lower.ranks.exchange import Key, Name, exchange
 from dask_ferro.lower.upstream import Task, TaskRef
-from dask_ferro.lower.worker.models import ModelRef
 from dask_ferro.lower.worker.rank_functions import Picks, select_values
+from dask_ferro.lower.worker.sessions import ModelRef
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
 
 # A rank, and its placement.

@@ -1,43 +1,41 @@
-"""References to models, which tasks carry, and the models that this process has open."""
+"""The models that this process has open, and bundles that are compiled from them.
+
+Tasks import this module at its use: a worker that opens the sessions of its client (`sessions`) does without.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from dask_ferro import config
+from dask_ferro.engines import Engine
 from dask_ferro.engines.cache import Cache
+from dask_ferro.engines.compile import compile_bundle, nodes_between, opset_of, plan_nodes, stamp
+from dask_ferro.engines.device.residency import Residency
+from dask_ferro.engines.device_executable import compile_on_device
+from dask_ferro.engines.executable import Executable, name_nodes
+from dask_ferro.engines.onnxruntime.session import SessionSettings
+from dask_ferro.engines.onnxruntime.session_model import write_session
 from dask_ferro.errors import InputError, ModelError
+from dask_ferro.graph.ir.inference import ValueType, declared_type, infer
 from dask_ferro.graph.model.load import Limits, Loaded, load_opened
 from dask_ferro.graph.model.source import Source, open_source
+from dask_ferro.lower.annotations import NodeLabels, node_labels
+from dask_ferro.lower.signature import ValueSpec, spec_of
+from dask_ferro.lower.worker.outputs import Shapes
+from dask_ferro.lower.worker.sessions import MAX_MODELS, BundleSession, ModelRef, WeightPlace
 
-# Maximum number of open models: each holds its weights, or maps large weights (ferro.limits.mapped-above).
-MAX_MODELS = 8
-
-
-class ModelRef(NamedTuple):
-    """A reference to a model: its file's path, and the file's digest, size and mtime when the graph was built.
-
-    `outputs` are the selected outputs, and part of the digest; (): all.
-    """
-
-    path: str
-    digest: str
-    size: int
-    mtime_ns: int
-    outputs: tuple[str, ...] = ()
-
-
-def reference(path: str, digest: str, outputs: tuple[str, ...] = ()) -> ModelRef:
-    """Return the reference with which tasks open the model that is at `path` now, with its selected outputs."""
-    status = os.stat(path)
-    return ModelRef(path, digest, status.st_size, status.st_mtime_ns, outputs)
+# Bytes of a session's compressed model, above which workers load the model: each task would have as many.
+_MOST_BYTES = 64 * 1024
 
 
 def limits() -> Limits:
@@ -72,7 +70,7 @@ def _open_once(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
 
 def remember(loaded: Loaded, path: str) -> tuple[ModelRef, Loaded]:
     """Return the reference of an opened model at `path`, and the model as tasks of this process have it."""
-    ref = reference(path, loaded.digest, loaded.outputs)
+    ref = ModelRef(path, loaded.digest, loaded.outputs)
     return ref, _open_once(ref, lambda: loaded)
 
 
@@ -114,3 +112,63 @@ def _open(ref: ModelRef, copy: Any) -> Loaded:
             f" {ref.digest[:12]}); open it again with ff.from_onnx"
         )
     return loaded
+
+
+# ---- bundles of open models --------------------------------------------------------------------------------
+
+
+def compile_model(
+    model: ir.Model,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    engines: Sequence[tuple[Engine, int]],
+    settings: SessionSettings,
+    residency: Residency | None,
+    provider: str | None,
+    down: Sequence[int],
+) -> Executable:
+    """Return a bundle of a model, compiled for the host, or for a device."""
+    if residency is None:
+        return compile_bundle(model, *names, engines, settings)
+    return compile_on_device(model, *names, residency, settings=settings, down=down, provider=provider)
+
+
+def declared_inputs(model: ir.Model) -> tuple[ValueSpec, ...]:
+    """Return a model's inputs as it declares them."""
+    return tuple(spec_of(value, declared_type(value)) for value in model.graph.inputs)
+
+
+@lru_cache(maxsize=MAX_MODELS)
+def infer_types(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
+    """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
+    return infer(model, shapes={n: s for n, s in shapes if s is not None}, trusts_declared=False)
+
+
+def bundle_labels(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]) -> NodeLabels:
+    """Return the regions and placements of a bundle's nodes."""
+    return node_labels(nodes_between(model, inputs, outputs))
+
+
+def bundle_session(
+    loaded: Loaded, inputs: Sequence[str], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
+) -> BundleSession | None:
+    """Return a bundle as workers open it without loading its model; None if they have to load it."""
+    if loaded.content is None or [engine for engine, _ in engines] != ["onnxruntime"]:
+        return None
+    nodes = plan_nodes(loaded.model, inputs, outputs, engines)
+    opset = stamp(nodes, opset_of(loaded.model))
+    model = write_session(loaded.model, nodes, inputs, outputs, opset, exact=False)
+    first = _address(np.frombuffer(loaded.content, np.uint8))
+    weights = tuple(
+        WeightPlace(name, _address(array) - first, array.dtype, array.shape)
+        for name, array in model.shared.items()
+    )
+    content = zlib.compress(model.content)
+    in_file = all(0 <= start < len(loaded.content) for _, start, _, _ in weights)
+    if not in_file or len(content) > _MOST_BYTES:
+        return None
+    own = model._replace(content=content, shared={})
+    return BundleSession(own, weights, name_nodes(nodes), len(nodes), declared_inputs(loaded.model))
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dask_ferro.errors import InputError, ModelError
-from dask_ferro.graph.ir.inference import ValueType
+
+if TYPE_CHECKING:
+    from dask_ferro.graph.ir.inference import ValueType
 
 # Bytes: above this, a copy costs more than a frame of its own, and large arrays are few.
 LARGE = 64 * 1024

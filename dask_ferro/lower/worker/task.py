@@ -28,31 +28,31 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask
 import numpy as np
-import onnx_ir as ir
 from dask.system import CPU_COUNT
 
 from dask_ferro import config
+from dask_ferro.engines import Engine
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.device import CupyDevice, Device, cupy_devices
 from dask_ferro.engines.device.residency import ProcessDevice, Residency
-from dask_ferro.engines.device_executable import compile_on_device
-from dask_ferro.engines.executable import Executable, compile_bundle, nodes_between
+from dask_ferro.engines.executable import Executable
 from dask_ferro.engines.onnxruntime import HOST
-from dask_ferro.engines.onnxruntime.device_session import place_of, works
 from dask_ferro.engines.onnxruntime.session import Returns, SessionSettings
-from dask_ferro.engines.selection import Engine
 from dask_ferro.errors import ModelError, UnsupportedOpError
-from dask_ferro.graph.ir.inference import ValueType, infer
-from dask_ferro.lower.annotations import NodeLabels, node_labels
 from dask_ferro.lower.shared import SharedArray
 from dask_ferro.lower.signature import LateInputs, shape_of
-from dask_ferro.lower.worker.models import MAX_MODELS, ModelRef, open_model
-from dask_ferro.lower.worker.outputs import OutputCheck, Shapes, check_outputs, copy_shared, pack_results
+from dask_ferro.lower.worker.outputs import OutputCheck, check_outputs, copy_shared, pack_results
+from dask_ferro.lower.worker.sessions import BundleSession, ModelRef, open_session
+
+if TYPE_CHECKING:
+    from dask_ferro.graph.ir.inference import ValueType
+    from dask_ferro.lower.annotations import NodeLabels
+    from dask_ferro.lower.worker.outputs import Shapes
 
 # Minimum projected seconds of a run whose session has threads: starting threads has a cost.
 WORTH_THREADS_S = 1e-3
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 Compute = Callable[..., tuple[Any, ...]]
 # Wraps an Executable; its second argument returns the regions and placements of the nodes.
-Listener = Callable[[Any, Callable[[], NodeLabels]], Compute]
+Listener = Callable[[Any, "Callable[[], NodeLabels]"], Compute]
 # The hook that wraps each bundle that runs in this process, to see its ops; None: none is installed.
 _listener: Listener | None = None
 # Whether the device of this process was chosen.
@@ -97,6 +97,8 @@ class BundleRef(NamedTuple):
         Requirements on the results that are outputs of the model.
     late : bool
         Whether an input of the model could not be checked when the graph was built.
+    session : BundleSession or None
+        The bundle's session, if it is written for processes that have not loaded the model.
     """
 
     inputs: tuple[str, ...]
@@ -109,6 +111,7 @@ class BundleRef(NamedTuple):
     exact: bool = False
     check: OutputCheck | None = None
     late: bool = True
+    session: BundleSession | None = None
 
     def each(self, results: Any) -> tuple[Any, ...]:
         """Return the result of `run_bundle` as a tuple, even if there is only one output."""
@@ -164,9 +167,7 @@ def run_bundle(
         raise
     if bundle.check is not None:
         by_name = dict(zip(bundle.inputs, arrays, strict=True))
-        check_outputs(
-            bundle.check, results, by_name, rows, lambda s: _infer_types(open_model(model, copy).model, s)
-        )
+        check_outputs(bundle.check, results, by_name, rows, partial(_infer_types, model, copy))
     if residency is None:
         results = copy_shared(results, arrays)
     return results[0] if len(results) == 1 else pack_results(results)
@@ -186,17 +187,21 @@ def _results(
         return _run_on_nothing(executable, arrays)
     run: Compute = executable
     if _listener is not None:
-        run = _listener(
-            executable,
-            lambda: node_labels(nodes_between(open_model(model, copy).model, bundle.inputs, bundle.outputs)),
-        )
+        run = _listener(executable, partial(_label_nodes, model, bundle, copy))
     return _by_rows(run, arrays, bundle) if bundle.split else run(*arrays)
 
 
-@lru_cache(maxsize=MAX_MODELS)
-def _infer_types(model: ir.Model, shapes: Shapes) -> Mapping[str, ValueType]:
-    """Return the types of a model's values for shapes of its inputs; declared shapes do not count."""
-    return infer(model, shapes={n: s for n, s in shapes if s is not None}, trusts_declared=False)
+def _infer_types(model: ModelRef, copy: Any, shapes: Shapes) -> Mapping[str, ValueType]:
+    # Where it is needed: see `sessions`.
+    from dask_ferro.lower.worker import models
+
+    return models.infer_types(models.open_model(model, copy).model, shapes)
+
+
+def _label_nodes(model: ModelRef, bundle: BundleRef, copy: Any) -> NodeLabels:
+    from dask_ferro.lower.worker import models
+
+    return models.bundle_labels(models.open_model(model, copy).model, bundle.inputs, bundle.outputs)
 
 
 def _situation(model: ModelRef, bundle: BundleRef, arrays: Sequence[Any]) -> str:
@@ -289,14 +294,19 @@ def _compile(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency |
     provider = None if residency is None else session_provider(residency.device)
 
     def build() -> _CompiledBundle:
-        model, names = open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
-        if residency is None:
-            run = compile_bundle(model, *names, bundle.engines, settings)
+        session = bundle.session if residency is None else None
+        run = None if session is None else open_session(ref, session, copy, settings)
+        if session is not None and run is not None:
+            declared = session.inputs
         else:
-            run = compile_on_device(
-                model, *names, residency, settings=settings, down=bundle.down, provider=provider
+            from dask_ferro.lower.worker import models
+
+            model, names = models.open_model(ref, copy).model, (bundle.inputs, bundle.outputs)
+            declared = models.declared_inputs(model)
+            run = models.compile_model(
+                model, names, bundle.engines, settings, residency, provider, bundle.down
             )
-        return _CompiledBundle(run, LateInputs(model, bundle.inputs, bundle.split), run.nbytes)
+        return _CompiledBundle(run, LateInputs(declared, bundle.inputs, bundle.split), run.nbytes)
 
     # All settings that a compiled bundle depends on: after a change of them, a new bundle is compiled.
     key = (
@@ -344,6 +354,8 @@ def _residency_of(device: Device) -> Residency:
 
 def session_provider(device: Device) -> str | None:
     """Return ONNX Runtime's provider that may compute on a device (`device.onnxruntime`); None without one."""
+    from dask_ferro.engines.onnxruntime.device_session import place_of, works
+
     allowed = config.value("device.onnxruntime")
     if allowed == "never":
         return None

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from dask_ferro.engines.executable import compile_bundle
+from dask_ferro.engines.compile import compile_bundle
 from dask_ferro.engines.selection import engines_for
 from tests.engines.array.cases import CASES, Case
 

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from dask_ferro.engines.onnxruntime.faster_nodes import IN_PLACE_OF, faster
-from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionRun
+from dask_ferro.engines.onnxruntime.session import DEFAULTS
+from dask_ferro.engines.onnxruntime.session_model import session_of
 from dask_ferro.graph.model.load import load
 from tests.each import every
 from tests.graphs import written
@@ -55,7 +56,7 @@ def run(model: ir.Model, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ..
     graph = model.graph
     names = [v.name for v in graph.inputs], [v.name for v in graph.outputs]
     opset = model.opset_imports[""]
-    return SessionRun(model, list(graph), *names, opset, DEFAULTS)(*inputs)
+    return session_of(model, list(graph), *names, opset, DEFAULTS)(*inputs)
 
 
 def plain(row: Row) -> list[np.ndarray]:

@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from dask_ferro.engines.onnxruntime.session import SessionRun, SessionSettings
+from dask_ferro.engines.onnxruntime.session import SessionSettings
+from dask_ferro.engines.onnxruntime.session_model import session_of
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.tensor import asarray, input
@@ -23,7 +24,7 @@ def scaled(dtype):
 
 def run(model, outputs, **options):
     nodes = [n for n in model.graph if n.op_type == "MatMul" or outputs == ["z"]]
-    return SessionRun(model, nodes, ["x", "y"], outputs, 20, SessionSettings(**options))
+    return session_of(model, nodes, ["x", "y"], outputs, 20, SessionSettings(**options))
 
 
 @pytest.mark.parametrize(
@@ -45,5 +46,5 @@ def test_a_product_and_its_scale_have_the_bits_that_they_have_one_by_one(dtype, 
 def test_a_constant_of_texts_is_taken():
     text = '(string[N] x) => (bool[N] y) { c = Constant <value_strings = ["a"]> () y = Equal (x, c) }'
     made = load(written(text, opset=19)).model
-    session = SessionRun(made, list(made.graph), ["x"], ["y"], 19, SessionSettings(prepack=False))
+    session = session_of(made, list(made.graph), ["x"], ["y"], 19, SessionSettings(prepack=False))
     np.testing.assert_array_equal(session(np.array(["a", "b"], object))[0], [True, False])

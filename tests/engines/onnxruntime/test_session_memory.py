@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 from dask_ferro.engines.onnxruntime.session import Returns, SessionRun, SessionSettings, give_back
+from dask_ferro.engines.onnxruntime.session_model import session_of
 from dask_ferro.graph.model.load import Limits, load
 from tests.graphs import written
 from tests.programs import ran
@@ -45,7 +46,7 @@ def built(model: onnx.ModelProto, folder, mapped: bool = True, **options) -> Ses
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     loaded = load(path, limits=Limits(mapped_above=0) if mapped else None).model
-    return SessionRun(loaded, list(loaded.graph), ["x"], ["y"], 17, SessionSettings(**options))
+    return session_of(loaded, list(loaded.graph), ["x"], ["y"], 17, SessionSettings(**options))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -66,10 +67,10 @@ def test_weights_in_memory_are_shared_with_the_session_and_count_once(tmp_path):
     path.write_bytes(proto(PRODUCT, w=STORED).SerializeToString())
     loaded = load(path).model
     made = [loaded, list(loaded.graph), ["x"], ["y"], 17]
-    SessionRun(*made, SessionSettings(prepack=False))  # the first of a process brings more than itself
+    session_of(*made, SessionSettings(prepack=False))  # the first of a process brings more than itself
     give_back()
     before = resident()
-    run = SessionRun(*made, SessionSettings(prepack=False))
+    run = session_of(*made, SessionSettings(prepack=False))
     give_back()  # what it needed for a moment counts as resident until then
     grown = resident() - before  # more is reserved than is touched
     assert 16 * MIB < run.nbytes < 17 * MIB

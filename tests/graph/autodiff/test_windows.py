@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_ferro.engines.onnxruntime.session import DEFAULTS, SessionRun
+from dask_ferro.engines.onnxruntime.session import DEFAULTS
+from dask_ferro.engines.onnxruntime.session_model import session_of
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.model.self_contained import content
@@ -34,7 +35,7 @@ def by_session(outputs: Mapping[str, Tensor], feeds: Arrays) -> dict[str, np.nda
     model = load(content(build(outputs).model), outputs=None).model
     nodes = list(model.graph)
     names, wanted = [str(v.name) for v in model.graph.inputs], [str(v.name) for v in model.graph.outputs]
-    run = SessionRun(model, nodes, names, wanted, model.opset_imports[""], DEFAULTS)
+    run = session_of(model, nodes, names, wanted, model.opset_imports[""], DEFAULTS)
     return dict(zip(wanted, run(*(feeds[name] for name in names)), strict=True))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.engines import array
-from dask_ferro.engines.executable import nodes_between
+from dask_ferro.engines.compile import nodes_between
 from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.model.load import load
