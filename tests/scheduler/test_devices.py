@@ -288,7 +288,10 @@ async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
         worked = [task(0.02, MB, one, dask_key_name=f"work-{n}") for n, one in enumerate(loaded)]
         summed = [task(0.02, 8, one, dask_key_name=f"sum-{n}") for n, one in enumerate(worked)]
     # One graph: of several, the scheduler may have the blocks loaded before it knows who reads them.
-    await s.gather(s.client.compute(summed, optimize_graph=False))
+    futures = s.client.compute(summed, optimize_graph=False)
+    await s.gather(futures)
+    held = [s.scheduler.tasks[future.key].who_has or () for future in futures]
+    assert {ws.name for some in held for ws in some} == {"gpu-1"}
 
 
 @on_site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True))
