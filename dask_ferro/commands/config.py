@@ -36,7 +36,11 @@ These come in addition to dask-jobqueue's own. Pass them in the call, or write t
 section `jobqueue.slurm` of Dask's configuration (or the one that `config_name` names), with a hyphen for each
 underscore.
 """
-_KEYWORDS = {"the cluster": ClusterKeywords, "a pool, in `pools`": PoolKeywords, "`patience`": Patience}
+_KEYWORDS = {
+    "the cluster": ClusterKeywords,
+    "a pool, in `pools`": PoolKeywords,
+    "a name, in `timeouts`": Patience,
+}
 
 
 @click.command(cls=Command)
