@@ -25,14 +25,21 @@ WAITING = (
     "tests/scheduler/test_other_workers.py",
     "tests/scheduler/test_silent.py",
 )
-# Prefixes of the paths of files that take over a minute.
+# Prefixes of the paths of files that take over 15 seconds.
 LONG = (
-    "tests/test_examples.py",
-    "tests/test_benchmarks.py",
-    "tests/lower/ranks/test_ranks.py",
-    "tests/lower/ranks/test_rank_runs.py",
+    "tests/batch_corpus/",
+    "tests/commands/test_top.py",
+    "tests/docs/test_blocks.py",
+    "tests/lower/ranks/",
     "tests/on_slurm/test_elastic.py",
+    "tests/scheduler/test_bundle",
     "tests/scheduler/test_other_workers.py",
+    "tests/simulated/elastic/test_run.py",
+    "tests/stream/",
+    "tests/test_benchmarks.py",
+    "tests/test_examples.py",
+    "tests/train/test_cluster.py",
+    "tests/train/test_digits.py",
 )
 PROCESSES = 3
 

@@ -7,6 +7,7 @@ import logging
 import operator
 import threading
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +132,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("sort", KINDS)
-@pytest.mark.parametrize("way", ["block", "always", "persisted", "gathered"])
+# A kind decides the graph that is cut, a way how the client is asked for it.
+@pytest.mark.parametrize(
+    ("sort", "way"),
+    [*product(KINDS, ["always"]), *product(["array", "delayed"], ["block", "persisted", "gathered"])],
+)
 @on_cluster(workers=2)
-async def test_every_kind_of_graph_in_every_way(
+async def test_every_kind_of_graph_and_every_way(
     client: Client, scheduler: Scheduler, sort: str, way: str
 ) -> None:
     made = KINDS[sort]()

@@ -136,7 +136,7 @@ async def test_a_few_graphs(
     way: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await check(client, scheduler, workers, range(12), how, way, monkeypatch)
+    await check(client, scheduler, workers, range(6), how, way, monkeypatch)
 
 
 @pytest.mark.soak

@@ -282,13 +282,16 @@ async def test_a_preference_holds_where_both_are_free(s: Site) -> None:
 async def test_forty_blocks_pass_through_a_device_of_four(s: Site) -> None:
     """Nothing is known of them before, and nothing of them is queued; a kernel that does not fit is an error."""
     start = s.client.submit(compute, 0.0, 8, key="start-0")
+    task = dask.delayed(compute, pure=False)
     with require_device("gpu"):
-        loaded = [s.client.submit(compute, 0.02, MB, start, key=f"load-{n}") for n in range(40)]
-        worked = [s.client.submit(compute, 0.02, MB, one, key=f"work-{n}") for n, one in enumerate(loaded)]
-        summed = [s.client.submit(compute, 0.02, 8, one, key=f"sum-{n}") for n, one in enumerate(worked)]
-    del loaded, worked
-    await s.gather(summed)
-    assert len(summed) == 40
+        loaded = [task(0.02, MB, start, dask_key_name=f"load-{n}") for n in range(40)]
+        worked = [task(0.02, MB, one, dask_key_name=f"work-{n}") for n, one in enumerate(loaded)]
+        summed = [task(0.02, 8, one, dask_key_name=f"sum-{n}") for n, one in enumerate(worked)]
+    # One graph: of several, the scheduler may have the blocks loaded before it knows who reads them.
+    futures = s.client.compute(summed, optimize_graph=False)
+    await s.gather(futures)
+    held = [s.scheduler.tasks[future.key].who_has or () for future in futures]
+    assert {ws.name for some in held for ws in some} == {"gpu-1"}
 
 
 @on_site(DeclaredDevice("gpu", 20.0, total=4 * MB, spills=True))

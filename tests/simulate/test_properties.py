@@ -85,7 +85,7 @@ def a_steal_is_between_two_workers_and_every_request_ends_at_most_once(trace, po
 
 
 @given(graphs(), clusters(), st.sampled_from(POLICIES), st.integers(0, 3))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_of_every_run(graph, cluster, policy, seed):
     """All promises are held against one run: drawing and simulating a case is what takes the time."""
     trace = simulate(graph, cluster, policy=policy, seed=seed)

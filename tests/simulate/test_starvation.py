@@ -100,7 +100,7 @@ STEALING = [policy for policy in NAMED if policy not in (AUTO, OFF)]
 
 @pytest.mark.parametrize("policy", STEALING)
 @given(graph=graphs(), cluster=clusters(), seed=st.integers(0, 3))
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_task_waits_for_long_beside_an_idle_worker(policy, graph, cluster, seed):
     trace = simulate(graph, cluster, policy=policy, seed=seed)
     for key, waited in beside_idle(trace, graph):

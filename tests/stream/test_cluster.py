@@ -22,7 +22,7 @@ import zarr
 import dask_ferro as ff
 from dask_ferro.stream.pools import ClientPool
 from tests.graphs import close, mlp, mlp_reference, written
-from tests.programs import ran
+from tests.programs import FORKED, ran
 from tests.stream.reading import done_in
 from tests.waiting import BOUND_S, ended, until, until_async
 
@@ -62,7 +62,7 @@ def script(tmp_path, body, **values):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **FORKED, "PYTHONPATH": str(ROOT)},
     )
 
 
@@ -81,8 +81,10 @@ def started(tmp_path, client, batch=15):
 # ---- right rows ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["npy", "zarr", "numpy", "dask"])
-@pytest.mark.parametrize("sink", ["npy", "zarr"])
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [("npy", "npy"), ("zarr", "npy"), ("numpy", "npy"), ("dask", "npy"), ("npy", "zarr")],
+)
 def test_from_anything_to_anything(client, tmp_path, source, sink):
     np.save(tmp_path / "x.npy", WIDE)
     zarr.create_array(str(tmp_path / "x.zarr"), data=WIDE, chunks=(7000, 6))

@@ -95,19 +95,10 @@ def test_light_model_gives_the_stored_output(name):
     np.testing.assert_allclose(got, onnx.numpy_helper.to_array(stored), rtol=2e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-@pytest.mark.parametrize("name", ["encoder", "resnet18", "branching", "mlp"])
-def test_example_alone(tmp_path, name, granularity):
-    path = tmp_path / f"{name}.onnx"
-    path.write_bytes(example(name).SerializeToString())
-    feeds = feeds_of(path, 3)
-    check(path, feeds, whole_model(str(path), feeds), granularity, "sync")
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("name", ["encoder", "resnet18", "branching", "mlp"])
-def test_example_on_a_cluster(client, tmp_path, name, granularity):
+def test_example(client, tmp_path, name, granularity):
     path = tmp_path / f"{name}.onnx"
     path.write_bytes(example(name).SerializeToString())
     feeds = feeds_of(path, 3)

@@ -1,4 +1,4 @@
-"""The digits of `examples/train_parallel.py` by its plans: 200 steps have PyTorch's losses to 1e-5.
+"""The digits of `examples/train_parallel.py` by its plans: 80 steps have PyTorch's losses to 1e-5.
 
 plan of the example  x  optimizer      all of them in `make soak`; in `make test` each plan and each optimizer once
 """
@@ -15,7 +15,7 @@ import dask_ferro as ff
 import dask_ferro.tensor as ft
 from examples import train_parallel as example
 
-STEPS = 200
+STEPS = 80
 OPTIMIZERS = {
     "SGD": (ft.optim.SGD(0.5), lambda held: torch.optim.SGD(held, 0.5)),
     "momentum": (ft.optim.SGD(0.1, momentum=0.9), lambda held: torch.optim.SGD(held, 0.1, momentum=0.9)),

@@ -23,7 +23,7 @@ from tests.graph.tensor.runs import values
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-EXPRESSIONS, CHUNK = 400, 50
+EXPRESSIONS, CHUNK = 200, 50
 # From a kink or a tie; and the most elements and the largest number of a value.
 GAP, ELEMENTS, LARGEST = 1e-3, 300, 30.0
 EPSILON = float(np.float32(1e-5))

@@ -95,7 +95,7 @@ def test_no_bundle_holds_more_than_it_may(share: float) -> None:
     assert max(map(len, bundle_tasks(work, workers=1))) * share <= 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 8]))
 def test_any_graph_is_partitioned_by_the_rules_and_loses_nothing(seed: int, workers: int) -> None:
     work = random_work(random.Random(seed))
@@ -130,7 +130,7 @@ def test_estimates_of_a_busy_machine_are_too_long_and_bundles_save_time_neverthe
         assert max(ratios) <= 1 + EQUAL
 
 
-@settings(max_examples=200)
+@settings(max_examples=70)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, 8]), st.sampled_from([1.0, 3.0, 10.0, 100.0]))
 def test_no_partition_that_is_looked_at_ends_earlier(seed: int, workers: int, factor: float) -> None:
     work = random_work(random.Random(seed))

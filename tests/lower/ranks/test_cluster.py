@@ -70,8 +70,6 @@ def pipeline_of(name):
     ("schedule", "rows"),
     [
         ("1f1b", 12),
-        ("interleaved", 12),
-        ("zb-h1", 12),
         ("zb-v", 12),
         ("dualpipe-v", 16),
     ],

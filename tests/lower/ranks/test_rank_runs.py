@@ -248,8 +248,11 @@ def test_parameters_and_state_stay_on_their_ranks(four, monkeypatch, embedded):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("calls", [20, 1], ids=["lineage", "checkpoints"])
-@pytest.mark.parametrize("plan", ["no plan", "plan"])
+@pytest.mark.parametrize(
+    ("plan", "calls"),
+    # tests/train/test_cluster.py has all four.
+    [pytest.param("no plan", 20, id="lineage"), pytest.param("plan", 1, id="checkpoints")],
+)
 def test_a_worker_that_dies_between_two_steps_changes_nothing(four, calls, plan):
     step, batches, (*_, wanted) = walk("momentum", plan, 4)
     with dask.config.set({"ferro.ranks.checkpoint-calls": calls}):

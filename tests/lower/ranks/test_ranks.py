@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import dask
 import dask.array as da
@@ -86,15 +87,14 @@ def reference():
 # ---- the same numbers --------------------------------------------------------------------------------------
 
 
-@every("schedule", NAMES)
-@every("name", NETS)
+@every(("schedule", "name"), [*product(NAMES, ["tensor"]), *product(["interleaved", "zb-h1"], ["data"])])
 def test_every_schedule_gives_the_bits_of_no_pipeline(reference, name, schedule):
     net, plan, batch, wanted = reference[name]
     step = parallelize(net.loss, params=net.params, stages=2, micro_batches=M, schedule=schedule, plan=plan)
     same(step(batch).compute(scheduler="sync"), wanted)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(feasible())
 @example(Schedule.of([["0F0", "1F0", "1B0", "0B0"], ["2F0", "2B0"]]))  # a loss over what two chunks back made
 def test_any_list_that_can_run_gives_the_bits_of_no_pipeline(schedule):
@@ -143,7 +143,7 @@ def flat(gradients):
 # ---- order and memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("schedule", "stages", "ranks"), all_pairs(NAMES, [2, 4], [1, 2]))
+@pytest.mark.parametrize(("schedule", "stages", "ranks"), all_pairs(NAMES, [2, 3], [1, 2]))
 def test_activations_live_as_long_as_the_table_says(schedule, stages, ranks):
     count, m = 2 * stages, 2 * stages
     net = mlp(count)
