@@ -11,7 +11,7 @@ from dask.system import CPU_COUNT
 from distributed import Client
 
 from dask_ferro.elastic.report import closed_text
-from dask_ferro.errors import InputError
+from dask_ferro.errors import InputError, missing_extra
 from dask_ferro.local.local_cluster import LocalCluster
 from dask_ferro.local.sigint import defer_sigint
 from dask_ferro.observe.top import address_source
@@ -81,9 +81,7 @@ def start_cluster(
         For a dashboard without bokeh.
     """
     if dashboard and find_spec("bokeh") is None:
-        raise InputError(
-            "the dashboard needs bokeh, which is not installed: pip install 'dask_ferro[dashboard]'"
-        )
+        raise missing_extra("the dashboard", "bokeh", "dashboard")
     with ExitStack() as stack:
         with defer_sigint():
             cluster = stack.enter_context(

@@ -113,5 +113,5 @@ def test_a_cluster_without_workers_tells_why_where_that_is_known(closed, why, mo
 
 def test_a_dashboard_without_bokeh_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(InputError, match=r"dask_ferro\[dashboard\]"):
+    with pytest.raises(InputError, match=r"dask-ferro\[dashboard\]"):
         trial(RunRequest(workload="wide", dashboard=True))
