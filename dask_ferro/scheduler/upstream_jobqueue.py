@@ -29,8 +29,8 @@ try:
     from dask_jobqueue.core import Job, JobQueueCluster
     from dask_jobqueue.slurm import SLURMCluster, SLURMJob
 except ModuleNotFoundError:
-    Job = JobQueueCluster = SLURMCluster = _Missing
-    SLURMJob = type("SLURMJob", (Job,), {})
+    Job = JobQueueCluster = SLURMCluster = _Missing  # type: ignore[misc]
+    SLURMJob = type("SLURMJob", (Job,), {})  # type: ignore[misc, assignment]
 
 signal.signal(signal.SIGINT, _on_interrupt)
 
