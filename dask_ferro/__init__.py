@@ -13,6 +13,7 @@ only the modules that it uses.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -82,21 +83,6 @@ import_module("dask_ferro.trace")
 globals().pop("trace", None)
 
 
-def _load(name: str, module: str) -> Any:
-    """Import a module; where an optional dependency is missing, raise an error that names the extra to install."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "dask_jobqueue":
-            # What else is missing is no extra, but a fault of the installation.
-            raise
-        from dask_ferro.errors import InputError
-
-        raise InputError(
-            f"ff.{name} needs dask-jobqueue, which is not installed: pip install 'dask_ferro[slurm]'"
-        ) from None
-
-
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
@@ -108,9 +94,11 @@ def __getattr__(name: str) -> Any:
         if name == "fit":
             # This import gives tensors their `compute`, which a loss may call.
             import_module("dask_ferro.lower.tensor")
-        value = getattr(_load(name, _PUBLIC[name]), name)
+        value = getattr(import_module(_PUBLIC[name]), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     globals()[name] = value
     return value
 

@@ -92,6 +92,15 @@ class ConfigError(InputError):
     """
 
 
+def missing_extra(what: str, package: str, extra: str) -> InputError:
+    """Return the error for a package that an extra brings, and that is not installed.
+
+    >>> print(missing_extra("ff.SLURMCluster", "dask-jobqueue", "slurm"))
+    ff.SLURMCluster needs dask-jobqueue, which is not installed: pip install 'dask-ferro[slurm]'
+    """
+    return InputError(f"{what} needs {package}, which is not installed: pip install 'dask-ferro[{extra}]'")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ", did you mean ...?" with the closest known word, or "" if none is close.
 

@@ -297,12 +297,16 @@ def test_the_tensors_functions_are_public_by_their_names():
     assert all(getattr(ft, name) is getattr(namespace, name) for name in namespace.__all__)
 
 
-def test_what_an_extra_brings_is_named_where_it_is_missing():
+@pytest.mark.parametrize(
+    ("words", "status"), [("--help", 0), ("cluster --help", 0), ("cluster --config slurm-cpu --dry-run", 2)]
+)
+def test_a_missing_extra_is_named_when_it_is_needed_and_not_before(words, status):
     program = (
         "import sys; sys.modules['dask_jobqueue'] = None\n"
-        "import dask_ferro as ff\n"
-        "try: ff.SLURMCluster\n"
-        "except ff.InputError as error: print(error)"
+        "from dask_ferro import *\n"
+        "from dask_ferro.cli import main\n"
+        f"main({words.split()})"
     )
-    done = ran([sys.executable, "-c", program], check=True)
-    assert "pip install 'dask_ferro[slurm]'" in done.stdout
+    done = ran([sys.executable, "-c", program])
+    remedy = "ff.SLURMCluster needs dask-jobqueue, which is not installed: pip install 'dask-ferro[slurm]'"
+    assert (done.returncode, done.stderr) == (status, f"dask ferro: {remedy}\n" if status else "")

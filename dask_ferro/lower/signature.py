@@ -370,9 +370,14 @@ def convert(spec: ValueSpec, values: np.ndarray, what: str) -> np.ndarray:
     if dtype is None or values.dtype == dtype:
         return values
     if values.size and not _holds(dtype, values):
+        is_number = values.dtype.kind in "biufc"
+        remedy = (
+            f"convert it with .astype({dtype.name!r})"
+            if is_number
+            else "encode it, and fill in what is missing"
+        )
         raise InputError(
-            f"{what} holds {values.dtype}, which {dtype} cannot represent without loss, wanted {dtype}:"
-            f" convert it with .astype({dtype.name!r})"
+            f"{what} holds {values.dtype}, which {dtype} cannot represent without loss, wanted {dtype}: {remedy}"
         )
     with np.errstate(over="ignore"):
         cast = values.astype(dtype)

@@ -12,10 +12,24 @@ from typing import Any
 
 import yaml
 
+from dask_ferro.errors import missing_extra
+
+
+class _Missing:
+    """The classes of dask-jobqueue where it is not installed: a name can be imported, and a call names the extra."""
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        raise missing_extra("ff.SLURMCluster", "dask-jobqueue", "slurm")
+
+
 # The import of dask_jobqueue makes SIGINT end any program with status 0, which is undone here.
 _on_interrupt = signal.getsignal(signal.SIGINT)
-from dask_jobqueue.core import Job, JobQueueCluster  # noqa: E402
-from dask_jobqueue.slurm import SLURMCluster, SLURMJob  # noqa: E402
+try:
+    from dask_jobqueue.core import Job, JobQueueCluster
+    from dask_jobqueue.slurm import SLURMCluster, SLURMJob
+except ModuleNotFoundError:
+    Job = JobQueueCluster = SLURMCluster = _Missing  # type: ignore[misc]
+    SLURMJob = type("SLURMJob", (Job,), {})  # type: ignore[misc, assignment]
 
 signal.signal(signal.SIGINT, _on_interrupt)
 

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import numpy as np
 from dask.base import is_dask_collection
 
-from dask_ferro.errors import InputError
+from dask_ferro.errors import InputError, did_you_mean
 from dask_ferro.lower.inputs.tables import (
     columns_for,
     empty_results,
@@ -195,7 +195,8 @@ def _check_names(option: str, names: Sequence[str], table: TableSource, title: s
     there = table.schema.names
     if unknown := sorted(set(names) - set(there)):
         raise InputError(
-            f"{title}: {option}={unknown[:8]} are not columns of {table.label!r}; it has {', '.join(there[:20])}"
+            f"{title}: {option}={unknown[:8]} are not columns of {table.label!r}"
+            f"{did_you_mean(unknown[0], there)}; it has {', '.join(there[:20])}"
         )
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.pages import ROOT
 from tests.programs import ran
 
-pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'dask_ferro[docs]'")
-pytest.importorskip("material", reason="needs mkdocs-material: pip install 'dask_ferro[docs]'")
+pytest.importorskip("mkdocs", reason="needs mkdocs: pip install 'dask-ferro[docs]'")
+pytest.importorskip("material", reason="needs mkdocs-material: pip install 'dask-ferro[docs]'")
 _LOADED = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:[^"]*)"')
 
 

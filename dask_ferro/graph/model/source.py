@@ -99,7 +99,7 @@ def _file(name: str, mapped_above: int) -> Iterator[SourceBytes]:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-            raise InputError(f"cannot load {name!r}: it is {kind}; give the path of an .onnx file")
+            raise ValueError(f"it is {kind}")
         descriptor = os.open(path, os.O_RDONLY | portable.BINARY)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

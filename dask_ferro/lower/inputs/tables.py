@@ -254,8 +254,8 @@ def _input(
     if isinstance(wanted, int) and len(columns) != wanted:
         problems.append(
             f"the table has {len(columns)} columns ({_list_columns(columns)}), and input {spec.name!r} takes"
-            f" {wanted}, in the order of its training: pass only these, model(table[[...]]), or keep= the"
-            " others in ff.predict_files"
+            f" {wanted}, in the order of its training: pass only these, model(table[[...]]), or name the"
+            " others in passthrough= of ff.predict_files"
         )
         return np.empty(0)
     plain = _plain(frame, columns, spec)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from dask.delayed import Delayed
 
-from dask_ferro.errors import InputError
+from dask_ferro.errors import InputError, missing_extra
 from dask_ferro.stream.chunks import Chunks
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,10 +59,10 @@ def check_numeric(dtype: np.dtype[Any], what: str) -> np.dtype[Any]:
 
 
 class OptionalModule:
-    """A package that is imported where it is used, as it is an extra; `InputError` where it is not installed."""
+    """A package of the extra `io`, imported where it is used; `InputError` where it is not installed."""
 
-    def __init__(self, package: str, *modules: str) -> None:
-        self._package, self._modules = package, modules
+    def __init__(self, use: str, package: str, *modules: str, by: str = "") -> None:
+        self._use, self._package, self._modules, self._by = use, package, modules, by or package
 
     def __getattr__(self, name: str) -> Any:
         module = sys.modules.get(self._package)
@@ -74,15 +74,13 @@ class OptionalModule:
             for module in self._modules:
                 import_module(f"{self._package}.{module}")
             return import_module(self._package)
-        except ImportError as error:
-            raise InputError(
-                f"{self._package} is not installed ({error}); install it with: pip install 'dask-ferro[io]'"
-            ) from error
+        except ModuleNotFoundError:
+            raise missing_extra(self._use, self._by, "io") from None
 
 
-pa: Any = OptionalModule("pyarrow", "compute", "csv", "dataset", "parquet")
-zarr: Any = OptionalModule("zarr")
-pillow: Any = OptionalModule("PIL", "Image", "ImageOps")
+pa: Any = OptionalModule("reading and writing tables", "pyarrow", "compute", "csv", "dataset", "parquet")
+zarr: Any = OptionalModule("reading and writing zarr", "zarr")
+pillow: Any = OptionalModule("reading images", "PIL", "Image", "ImageOps", by="Pillow")
 
 
 def rows_of(piece: Any) -> Any:
