@@ -152,6 +152,9 @@ class _Search:
         best, moved = self._alone(base)
         # List scheduling may end later with less overhead.
         enough = min(best, half._alone(replace(base, seconds=base.seconds + spent / 2))[0])
+        # What can be saved is less than projections can tell: other gains are chance.
+        if enough > (1 - EQUAL / 2) * best:
+            return
         bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=self.workers, overheads=FREE)
         chains = coarsened(base, LONGEST, Limits(budget=0.0, are_levels_merged=False))
         of_chains = (1 - EQUAL) * best if len(chains) < len(base) else enough
