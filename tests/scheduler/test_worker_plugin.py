@@ -182,12 +182,14 @@ def test_a_cpu_is_measured_when_its_tasks_are_done(
     looks, measured = [], []
 
     class State:
+        executed_count = property(lambda self: worker.state.executed_count)
+
         @property
         def executing_count(self) -> int:
             looks.append(worker.state.executing_count)
             return looks[-1]
 
-    monkeypatch.setattr(worker_plugin, "_LOOKS", 0.02)
+    monkeypatch.setattr(worker_plugin, "_IDLE", 0.02)
     monkeypatch.setattr(
         speeds, "figures", lambda device: measured.append(looks[-1]) or Figures(Speed(1.0, 2.0))
     )
@@ -205,6 +207,32 @@ def test_a_cpu_is_measured_when_its_tasks_are_done(
     until(lambda: measured, "a measurement")
     plugin.teardown(worker)
     assert (set(looks[:2]), measured) == ({1}, [0])
+
+
+def test_a_cpu_is_not_measured_between_two_tasks(
+    cluster: LocalCluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, *_ = cluster.workers.values()
+    looks, measured = [], []
+
+    class State:
+        executing_count = 0
+
+        @property
+        def executed_count(self) -> int:
+            looks.append(min(len(looks), 10))  # a task ends before each of the first ten looks
+            return looks[-1]
+
+    monkeypatch.setattr(worker_plugin, "_IDLE", 0.02)
+    monkeypatch.setattr(
+        speeds, "figures", lambda device: measured.append(len(looks)) or Figures(Speed(1.0, 2.0))
+    )
+    plugin = FerroWorker()
+    cluster.sync(plugin.setup, worker)
+    cluster.sync(_measures, worker.metrics[METRIC], SimpleNamespace(state=State()))
+    until(lambda: measured, "a measurement")
+    plugin.teardown(worker)
+    assert measured[0] > 10
 
 
 async def _measures(report: Report, worker: Any) -> None:
