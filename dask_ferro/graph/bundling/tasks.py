@@ -106,14 +106,16 @@ def bundle_tasks(
 
 def project(dag: Dag, bundles: Bundles, *, workers: int, overheads: Overheads) -> float:
     """Return the projected seconds of bundles, or a bound below them if there are many."""
-    return _seconds(partitioned(dag, bundles), workers, overheads)
+    return _projection(partitioned(dag, bundles), workers, overheads)[0]
 
 
-def _seconds(q: Quotient, workers: int, overheads: Overheads) -> float:
+def _projection(q: Quotient, workers: int, overheads: Overheads) -> tuple[float, float]:
+    """Return the projected seconds and the bytes moved, or bounds if there are many pieces."""
     sent = as_sent(q, overheads)
-    if len(q) <= SMALL:
-        return scheduled(sent, workers=workers, overheads=overheads).seconds
-    return lower_bound(sent, workers=workers, overheads=overheads)
+    if len(q) > SMALL:
+        return lower_bound(sent, workers=workers, overheads=overheads), inf
+    schedule = scheduled(sent, workers=workers, overheads=overheads)
+    return schedule.seconds, schedule.moved
 
 
 @dataclass(frozen=True)
@@ -202,9 +204,5 @@ class _Search:
         return peak(sent, scheduled(sent, workers=self.workers, overheads=self.overheads, ranks=ranks))
 
     def _alone(self, q: Quotient) -> tuple[float, float]:
-        """Return the projected seconds of the tasks as they are, and the bytes moved, or bounds if there are many."""
-        sent = as_sent(q, self.overheads)
-        if len(q) > SMALL:
-            return lower_bound(sent, workers=self.workers, overheads=self.overheads), inf
-        schedule = scheduled(sent, workers=self.workers, overheads=self.overheads)
-        return schedule.seconds, schedule.moved
+        """Return the projection for the tasks as they are; what holds against its bound holds against it, too."""
+        return _projection(q, self.workers, self.overheads)
