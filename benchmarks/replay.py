@@ -153,8 +153,14 @@ def convert_workflows(folder: Path, note: Any) -> None:
 
 def dask_order(graph: TaskGraph) -> dict[Any, int]:
     """Return the order in which Dask runs the tasks of a graph."""
-    tasks = {task.key: Task(task.key, len, List(*map(TaskRef, task.dependencies))) for task in graph.tasks}
-    return dask.order.order(tasks)  # type: ignore[arg-type]
+    # By numbers: the hashes of names, and so Dask's order of equals, differ from process to process.
+    number = {task.key: i for i, task in enumerate(graph.tasks)}
+    tasks = {
+        i: Task(i, len, List(*(TaskRef(number[key]) for key in graph.tasks[i].dependencies)))
+        for i in number.values()
+    }
+    places = dask.order.order(tasks)  # type: ignore[arg-type]
+    return {key: places[i] for key, i in number.items()}
 
 
 # ---- replay --------------------------------------------------------------------------------------------------
