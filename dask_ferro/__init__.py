@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from dask_ferro.train.fit import fit
     from dask_ferro.train.rates import CosineDecay
     from dask_ferro.train.update import LossScaler
-    from dask_ferro.views.progress import progress
 
 __version__: str
 
@@ -60,7 +59,6 @@ _MODULES = {
     "observe.check": ("check_cluster",),
     "observe.tracing": ("profile",),
     "instructions": ("list_instructions",),
-    "views.progress": ("progress",),
     "local.local_cluster": ("LocalCluster",),
     "slurm.cluster": ("SLURMCluster",),
     "elastic.controller": ("Elastic",),
@@ -72,7 +70,7 @@ _NAMESPACES = ("tensor", "parallel", "testing")
 __all__ = [
     "from_onnx", "Model", "predict_files", "load_trainable", "TrainableModel", "fit", "LossScaler", "CosineDecay",
     "parallelize", "apply_plan", "propose_plans", "install", "uninstall", "bundle_tasks", "prefer_device",
-    "require_device", "check_cluster", "profile", "list_instructions", "progress", "LocalCluster", "SLURMCluster",
+    "require_device", "check_cluster", "profile", "list_instructions", "LocalCluster", "SLURMCluster",
     "Elastic", "InputError", "ConfigError", "ModelError", "UnsupportedOpError",
     *_NAMESPACES, "__version__",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command line: `dask ferro benchmark`, `inspect`, `simulate`, `replay`, `cluster`, `check`, `top` and others.
+"""The command line: `dask ferro inspect`, `simulate`, `replay`, `cluster`, `check`, `top` and others.
 
 Every command calls functions that Python code can call as well.  Every `dask` command imports this module, so it
 imports only click; a command's module is imported when it is called.  `commands.faults` has the exit statuses.
@@ -18,9 +18,8 @@ from dask_ferro.commands.faults import Command
 _MODULES = {
     "check": ("check",),
     "cluster": ("cluster",),
-    "config": ("config",),
     "jobs": ("jobs", "pools"),
-    "model": ("benchmark", "inspect"),
+    "model": ("inspect",),
     "replay": ("simulate", "replay"),
     "top": ("top",),
 }

@@ -19,11 +19,6 @@ T = TypeVar("T")
 SECTION = "ferro"
 
 
-def get(key: str) -> Any:
-    """Return the value of `ferro.<key>` as it was written, for instance ``get("store")``."""
-    return dask.config.get(f"{SECTION}.{key}", default=OPTIONS[key].default)
-
-
 def value(key: str) -> Any:
     """Return the value of `ferro.<key>` in its option's type: ``value("cache.bytes")`` is a number of bytes.
 
@@ -32,7 +27,7 @@ def value(key: str) -> Any:
     ConfigError
         If the value is not valid for the option.
     """
-    written = get(key)
+    written = dask.config.get(f"{SECTION}.{key}", default=OPTIONS[key].default)
     try:
         return _parse(key, written)
     # TypeError: a list or a mapping, which no option is.
@@ -109,7 +104,7 @@ def check() -> None:
         With each unknown key, and the closest match.
     """
     if wrong := list(unknown_keys()):
-        raise ConfigError(f"configuration: {'; '.join(wrong)}; `dask ferro config` lists all options")
+        raise ConfigError(f"configuration: {'; '.join(wrong)}; docs/options.md lists all options")
 
 
 def unknown_keys() -> Iterator[str]:
@@ -141,14 +136,3 @@ def _unknown_keys(section: Any, path: str) -> Iterator[str]:
             )
         elif path + name not in inside:
             yield from _unknown_keys(value, f"{path}{name}.")
-
-
-def problems() -> list[str]:
-    """Return what is wrong with the configuration, keys and values, one clause for each."""
-    clauses = list(unknown_keys())
-    for key in OPTIONS:
-        try:
-            value(key)
-        except ConfigError as error:
-            clauses.append(str(error).removeprefix("configuration "))
-    return clauses

@@ -88,7 +88,7 @@ class ConfigError(InputError):
     ...         ff.from_onnx("mlp.onnx")
     ...     except ff.ConfigError as error:
     ...         print(error)
-    configuration: unknown key ferro.cache.byte, did you mean bytes?; `dask ferro config` lists all options
+    configuration: unknown key ferro.cache.byte, did you mean bytes?; docs/options.md lists all options
     """
 
 

@@ -293,12 +293,6 @@ class ElasticOptions:
         "10s",
         "Minimum idle time of a job before it ends; the time is longer if a new job would take longer to start.",
     )
-    fail_unrunnable: bool = flag(
-        False,
-        "Whether to fail tasks that no worker can run, with the reason, while every pool that could run them is closed"
-        " because its jobs are refused or fail, and has no job that is pending or starting. false: such tasks wait"
-        " until a pool opens again and submits jobs.",
-    )
     failures: float = count(
         3,
         "Number of batch jobs that end before their worker connects, minus the jobs whose workers connect, at which"

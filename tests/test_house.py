@@ -126,7 +126,7 @@ def test_extras_that_messages_name_exist():
 def test_the_command_line_is_installed(program):
     done = ran([BIN / program[0], *program[1:], "--help"])
     assert (done.returncode, done.stderr) == (0, "")
-    assert {"benchmark", "inspect"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
+    assert {"inspect", "top"} <= set(re.findall(r"^  (\w+) ", done.stdout, re.MULTILINE))
 
 
 # ---- configuration ----------------------------------------------------------------------------------------

@@ -18,16 +18,6 @@ CELLS = {
     "model": 'import dask_ferro as ff\nmodel = ff.from_onnx("m.onnx")\nmodel',
     "run": 'ff.predict_files(model, "x.npy", "y.npy", batch_size=4).rows',
     "quiet": 'ff.predict_files(model, "x.npy", "z.npy", batch_size=4, progress=False).rows',
-    "progress": """
-from distributed import Client, wait
-from time import sleep
-client = Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=":0")
-futures = client.map(sleep, [0.01 * i for i in range(20)])
-ff.progress(futures)
-wait(futures, timeout=60)
-sleep(1)
-client.close()
-""",
     "names": "print(*dir(ff))",
 }
 
@@ -67,13 +57,8 @@ def test_no_line_where_none_is_wanted(outputs):
     assert _shown(outputs["quiet"]) == []
 
 
-def test_the_line_of_futures_is_one_output_that_is_updated(outputs):
-    (line,) = _shown(outputs["progress"])
-    assert line.startswith("tasks 20/20")
-
-
-def test_nothing_is_written_beside_the_lines(outputs):
-    assert [one for name in ("run", "progress") for one in outputs[name] if one.output_type == "stream"] == []
+def test_nothing_is_written_beside_the_line(outputs):
+    assert [one for one in outputs["run"] if one.output_type == "stream"] == []
 
 
 def test_names_are_the_public_ones(outputs):

@@ -54,11 +54,6 @@ def exit_with(status: int, message: str) -> None:
     raise click.exceptions.Exit(status)
 
 
-def wants_debug() -> bool:
-    """Return whether the running command was given --debug."""
-    return bool(click.get_current_context().meta.get(_DEBUG))
-
-
 def _remember(ctx: click.Context, param: click.Parameter, is_on: bool) -> None:
     ctx.meta[_DEBUG] = is_on or ctx.meta.get(_DEBUG)
 
@@ -77,7 +72,5 @@ class Command(click.Command):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from dask_ferro.local.sigint import repeat_sigint
-
-        with one_status_per_fault(ctx), repeat_sigint():
+        with one_status_per_fault(ctx):
             return super().invoke(ctx)

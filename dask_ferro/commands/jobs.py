@@ -20,7 +20,7 @@ from dask_ferro.slurm.job_lifecycle import JobState
 from dask_ferro.views.terminal import console, show_wide, table
 from dask_ferro.words import duration, many
 
-_JOB = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "tasks", "why", "ending")
+_JOB = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "why", "ending")
 _POOL = ("pool", "state", "jobs", "at least", "at most", "queue", "why")
 
 
@@ -30,7 +30,7 @@ _POOL = ("pool", "state", "jobs", "at least", "at most", "queue", "why")
 def jobs(scheduler: str | None, scheduler_file: str | None, as_json: bool) -> None:
     """List all batch jobs that a running cluster submitted.
 
-    Each row has the reason of the submission, the state, times, tasks, and how the job ended.
+    Each row has the reason of the submission, the state, times, and how the job ended.
 
     \b
     dask ferro jobs --scheduler tcp://host:8786
@@ -51,9 +51,8 @@ def _show_jobs(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     table(out, "jobs", _JOB, [_job(one, now) for one in rows], left=len(_JOB))
     states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{states[state]} {state}" for state in JobState if states[state])
-    held, tasks = sum(row["node_seconds"] for row in rows), sum(row["tasks"] for row in rows)
-    text = f"{many(len(rows), 'job')}: {counts}; {held:,.0f} node-seconds, {tasks:,} tasks"
-    out.print(text, style="bold")
+    held = sum(row["node_seconds"] for row in rows)
+    out.print(f"{many(len(rows), 'job')}: {counts}; {held:,.0f} node-seconds", style="bold")
 
 
 def _job(row: Mapping[str, Any], now: float) -> tuple[str, ...]:
@@ -67,7 +66,6 @@ def _job(row: Mapping[str, Any], now: float) -> tuple[str, ...]:
         _seconds(row["submitted_at"], until if row["started_at"] is None else row["started_at"]),
         _seconds(row["started_at"], until),
         f"{row['node_seconds']:,.0f}",
-        f"{row['tasks']:,}",
         row["why"] or "-",
         row["ending"] or "-",
     )

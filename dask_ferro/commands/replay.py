@@ -68,7 +68,6 @@ def replay(ctx: click.Context, path: str, policies: tuple[str, ...], seed: int, 
     The virtual workers are those of the recording.
 
     \b
-    dask ferro benchmark --workload imbalanced --workers 8 --trace run.ferrotrace
     dask ferro replay run.ferrotrace --policy informed,none
 
     From a file of decisions, which a scheduler writes for `ferro.scheduler.record`, each decision is made again by its

@@ -1,4 +1,4 @@
-"""`dask ferro top`: the state of a scheduler, on the whole terminal until the user quits, or printed once.
+"""`dask ferro top`: the state of a scheduler, on the whole terminal until Ctrl-C, or printed once.
 
 The input is a snapshot of a scheduler (`observe.top.look`).  On a narrow terminal the last columns are
 omitted; 80 columns hold the first ten.  Names come from users: characters that do not print are replaced.  After a lost
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -24,10 +22,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dask_ferro.commands import top_keys
 from dask_ferro.commands.arguments import as_json, running_cluster
 from dask_ferro.commands.faults import Command
-from dask_ferro.commands.top_keys import Choice
 from dask_ferro.errors import InputError
 from dask_ferro.observe.findings import ClusterFinding
 from dask_ferro.observe.summary import FLOW_COLUMNS, flow_cells
@@ -46,6 +42,13 @@ _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yello
 _FOUND, _FLOWS = 3, 3
 # Polling takes at most this share of the scheduler's time, but is done once in so many seconds.
 _SHARE, _SELDOM = 0.05, 10.0
+
+
+class Choice(NamedTuple):
+    """The workers to show: the field to sort by, and the text that a shown row has."""
+
+    field: str
+    pattern: str = ""
 
 
 class _Column(NamedTuple):
@@ -118,15 +121,14 @@ def top(
     pattern: str,
     interval: float,
 ) -> None:
-    """Watch the workers of a cluster until q or Ctrl-C: tasks, backlogs, steals, memory.
+    """Watch the workers of a cluster until Ctrl-C: tasks, backlogs, steals, memory.
 
     \b
     dask ferro top --scheduler tcp://host:8786 --sort memory
     dask ferro top --scheduler-file scheduler.json --once
     """
     address, choice = address_source(scheduler, scheduler_file), Choice(_FIELDS[sort], pattern)
-    # The screen needs a POSIX terminal.
-    if once or as_json or not sys.stdout.isatty() or sys.platform == "win32":
+    if once or as_json or not sys.stdout.isatty():
         asyncio.run(print_once(address, choice, as_json))
     else:
         asyncio.run(watch(address, choice, interval))
@@ -136,8 +138,7 @@ def sort_workers(workers: Sequence[Row], choice: Choice) -> list[Row]:
     """Return the workers that have a text in their row, sorted by a field: names in order, the largest number first."""
     pattern, texts = choice.pattern.lower(), [column.cell for column in _COLUMNS if column.is_text]
     shown = [row for row in workers if any(pattern in text(row).lower() for text in texts)]
-    shown.sort(key=lambda row: natural(row["name"]))
-    return sorted(shown, key=lambda row: _order(row[choice.field]), reverse=choice.is_reversed)
+    return sorted(shown, key=lambda row: (_order(row[choice.field]), natural(row["name"])))
 
 
 def _order(value: Any) -> tuple[Any, ...]:
@@ -151,47 +152,24 @@ def _order(value: Any) -> tuple[Any, ...]:
 
 
 async def watch(where: Callable[[], str], choice: Choice, interval: float) -> None:
-    """Poll a scheduler and draw its state until the user quits: by q, by Ctrl-C, or by a signal."""
-    loop = asyncio.get_running_loop()
-    out, quits = console(), asyncio.Event()
+    """Poll a scheduler and draw its state until a signal ends it."""
+    loop, out = asyncio.get_running_loop(), console()
     seen: Look | None = None
     trouble, lost = "", loop.time()
-
-    def draw() -> None:
-        shown.update(screen(seen, choice, trouble, *out.size), refresh=True)
-
-    def press(key: str) -> None:
-        if key == "q" and not choice.is_typing:
-            quits.set()
-        choice.press(key, list(_FIELDS.values()), out.size.height // 2)
-        draw()
-
     # Ended as by an exception, so that the terminal is restored.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # Keys first: a terminal that goes as soon as there is a screen is noticed, too.
-    with top_keys.read_keys(press), Live(console=out, screen=True, auto_refresh=False) as shown:
-        loop.add_signal_handler(signal.SIGTSTP, _suspend, shown)
-        draw()
-        while not quits.is_set():
+    with Live(console=out, screen=True, auto_refresh=False) as shown:
+        shown.update(screen(seen, choice, trouble, *out.size), refresh=True)
+        while True:
             began = loop.time()
             try:
-                # Polled while paused too, to tell whether the scheduler still answers.
-                newest, trouble, lost = await ask(where, take_snapshot), "", began
-                seen = seen if choice.is_paused and seen else newest
+                seen, trouble, lost = await ask(where, take_snapshot), "", began
             except OSError as error:
                 trouble = f"no answer from the scheduler for {began - lost:.0f} s, trying again: {error}"
-            draw()
+            shown.update(screen(seen, choice, trouble, *out.size), refresh=True)
             # A slow scheduler is polled less often, since polling takes a share of its time.
             slow = 0.0 if trouble else (loop.time() - began) / _SHARE
-            with suppress(TimeoutError):
-                await asyncio.wait_for(quits.wait(), max(interval, min(slow, _SELDOM)))
-
-
-def _suspend(shown: Live) -> None:
-    """Stop the process as Ctrl-Z does, with the terminal restored; go on when it is continued."""
-    shown.stop()
-    os.kill(os.getpid(), signal.SIGSTOP)
-    shown.start()
+            await asyncio.sleep(max(interval, min(slow, _SELDOM)))
 
 
 def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height: int) -> RenderableType:
@@ -209,22 +187,11 @@ def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height
     head.append(lines([("health", seen["overview"]["health"] + more), *_facts(seen)]))
     if flows := _flows(seen)[:_FLOWS]:
         head.append(grid(FLOW_COLUMNS, flows, left=2))
-    head.append(Text(_key_line(choice), style="dim"))
     if rows := sort_workers(seen["workers"], choice):
-        choice.first = min(choice.first, len(rows) - 1)
-        return Group(*head, _table(rows[choice.first : choice.first + height], columns))
+        return Group(*head, _table(rows[:height], columns))
     return Group(
         *head, Text("no worker matches the filter" if choice.pattern else "no workers yet", style="dim")
     )
-
-
-def _key_line(choice: Choice) -> str:
-    """Return the line of keys, with what they have chosen."""
-    title = next(column.title for column in _COLUMNS if column.field == choice.field)
-    order = " reversed" if choice.is_reversed else ""
-    pattern = f" {printable(choice.pattern)}{'_' if choice.is_typing else ''}"
-    pause = "go on" if choice.is_paused else "pause"
-    return f"q quit  s sort: {title}{order}  r reverse  / filter:{pattern}  space {pause}"
 
 
 def _scheduler(seen: Look) -> str:

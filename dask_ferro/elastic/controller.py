@@ -23,7 +23,7 @@ from distributed.metrics import time
 
 from dask_ferro import config
 from dask_ferro.elastic import scheduler_rpc
-from dask_ferro.elastic.facts import scaling_facts, unrunnable_tasks
+from dask_ferro.elastic.facts import scaling_facts
 from dask_ferro.elastic.options import check_room, elastic_options, scale_parameters
 from dask_ferro.elastic.providers import Pools, pools_of
 from dask_ferro.elastic.report import closed_text, shortage
@@ -121,9 +121,6 @@ class Elastic(upstream_deploy.Adapting):
         Extra workers beyond the maximum while successors take over from jobs that are about to end.
     idle_timeout : float or str, optional
         Minimum idle seconds of a job before it ends; the time is longer if a new job would take longer to start.
-    fail_unrunnable : bool, optional
-        Whether tasks fail, with the reason, while no worker can run them and every pool that could is closed and has no
-        job that is pending or starting.
 
     Raises
     ------
@@ -154,7 +151,6 @@ class Elastic(upstream_deploy.Adapting):
             config.check()
             bounds = {"interval": interval, "minimum": minimum, "maximum": maximum}
             settings = elastic_options(bounds | options)
-            self._fails = settings.fail_unrunnable
             self.parameters = scale_parameters(settings, strict_maximum)
             self._pools: Pools = pools_of(cluster)
             check_room(settings, self._pools.pools)
@@ -288,9 +284,6 @@ class Elastic(upstream_deploy.Adapting):
         decision = step.step(staff, self.parameters, ongoing.surplus)
         ongoing.surplus = decision.surplus
         await self._enact(decision, staff, {job.name: job for job in jobs}, facts["workers"])
-        if self._fails:
-            for resources, why in unrunnable_tasks(staff, facts):
-                await self.scheduler.ferro_fail(why=why, resources=resources)
 
     def _lasting(self, kind: Pool) -> Pool:
         """Return a pool with the longest observed lifetime of its jobs if its own is not known."""

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 
 from dask_ferro.elastic.providers import Pools
 from dask_ferro.elastic.remaining_work import names_a_gpu
-from dask_ferro.elastic.report import closed_text
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, ScalingFacts
 from dask_ferro.scheduler.scheduler_calls import DemandRow, RosterAnswer, WorkerRow
@@ -116,31 +115,3 @@ def _demand(
     everyone = len(admitted) == len(offers)
     speeds = {name: row["speeds"].get(device or "", 1.0) for name, (_, device) in offers.items()}
     return Demand(profile, None if everyone else frozenset(admitted), speeds, float(row["longest"]))
-
-
-def unrunnable_tasks(
-    staff: ScalingFacts, facts: RosterAnswer
-) -> list[tuple[Mapping[str, float] | None, str]]:
-    """Return the tasks that cannot run for now, given by their resources (None: all tasks), and the reason.
-
-    These are tasks for which every suitable pool is closed and has no job running or on its way.
-    """
-    gone = {kind.name for kind in staff.pools if kind.closed_until > staff.now}
-    gone -= {job.pool for job in staff.jobs}
-    kinds = {kind.name: kind for kind in staff.pools}
-    if gone == kinds.keys() and not facts["workers"]:
-        return [(None, f"no worker is there, and none can be had for now; {closed_text(staff.pools)}")]
-    tasks: list[tuple[Mapping[str, float] | None, str]] = []
-    for row, demand in zip(facts["demands"], staff.demands, strict=True):
-        if is_known_by_resources(row) and demand.pools and demand.pools <= gone:
-            needs = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(row["resources"].items()))
-            why = closed_text(kinds[name] for name in sorted(demand.pools))
-            text = f"no worker has the resources {needs}, and none can be had now; {why}"
-            tasks.append((row["resources"], text))
-    return tasks
-
-
-def is_known_by_resources(row: DemandRow) -> bool:
-    """Return whether all tasks with these resources belong to this demand: no workers, no unrelated device class."""
-    of_gpu = row["device"] == "gpu" and names_a_gpu(row["resources"])
-    return bool(row["resources"]) and row["workers"] is None and (row["device"] is None or of_gpu)

@@ -3,7 +3,6 @@
     ferro_roster(ends, ...)        take the site's facts; return the workers with their data, and the remaining work
     ferro_leave(addresses, ...)    retire workers without losing data (`retirement`)
     ferro_ends(ends)               set when workers end by themselves (their lifetime)
-    ferro_fail(why)                fail the tasks that are assigned to no worker
     ferro_unblame(names)           report that workers died because their jobs were ended (`blame`)
     ferro_over()                   report that the cluster ends: no worker has to retire in order any more
 
@@ -31,9 +30,7 @@ from dask_ferro.elastic.copies import Copies
 from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.elastic.retirement import Retirements
-from dask_ferro.errors import InputError
 from dask_ferro.policy.events import EndTold
-from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.plugin import Part, put_on
 from dask_ferro.scheduler.scheduler_calls import NOTHING, DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.scheduler.stealing import stealing_of
@@ -43,7 +40,7 @@ from dask_ferro.scheduler.worker_plugin import METRIC
 logger = logging.getLogger(__name__)
 
 # The methods that a client may call, each under "ferro_" and its name.
-_CALLS = ("roster", "leave", "ends", "fail", "unblame", "over")
+_CALLS = ("roster", "leave", "ends", "unblame", "over")
 # One over the share of the scheduler's time for expensive answers: 2 %.
 _SHARE = 50
 
@@ -323,25 +320,6 @@ class ScalingRPC(Part):
     def unblame(self, comm: object = None, names: Iterable[str] = ()) -> int:
         """Take back the blame of tasks for the death of workers whose jobs were ended; return the number of tasks."""
         return self.blame.take_back(names)
-
-    def fail(self, comm: object = None, why: str = "", resources: Mapping[str, float] | None = None) -> int:
-        """Fail tasks that wait for a worker although none can run them; return the number of tasks.
-
-        Parameters
-        ----------
-        why : str
-            The message of their error.
-        resources : mapping, optional
-            Restricts this to tasks with exactly these resources and no restriction to workers or hosts; None: all
-            tasks.
-        """
-        scheduler = self._here()
-        if scheduler.workers and resources is None:  # one has joined since the caller looked
-            return 0
-        keys = upstream.fail_unplaced(scheduler, InputError(why), resources)
-        if keys:
-            logger.warning("dask_ferro: %d tasks failed that no worker can run: %s", len(keys), why)
-        return len(keys)
 
 
 def reserve(seconds: float) -> float:

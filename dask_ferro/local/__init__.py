@@ -1,1 +1,1 @@
-"""Clusters of this machine or for one command, and a model's run."""
+"""Clusters of this machine, and one in the foreground."""

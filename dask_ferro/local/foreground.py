@@ -19,7 +19,6 @@ from distributed import Status
 
 from dask_ferro.elastic.controller import Elastic
 from dask_ferro.errors import InputError
-from dask_ferro.local.sigint import SignalRecorder
 from dask_ferro.scheduler.events import ScaleEvent
 from dask_ferro.slurm.cluster import SLURMCluster
 
@@ -28,6 +27,33 @@ _LOOK = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 # In the order of a job's life.
 _STATES = ("pending", "booting", "running", "leaving")
+
+
+class SignalRecorder:
+    """A context that records the first of the signals that end a cluster, and raises KeyboardInterrupt at the second.
+
+    A handler that raised at once could leave a cluster half started.  Signals that the caller ignores (nohup) stay
+    ignored.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> SignalRecorder:
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
 
 
 def run_foreground(
@@ -65,7 +91,7 @@ def run_foreground(
     if scheduler_file is not None:
         configured = dask.config.get(f"jobqueue.{keywords['config_name']}.scheduler-options", None) or {}
         keywords["scheduler_options"] = configured | {"scheduler_file": str(scheduler_file)}
-    with SignalRecorder(_SIGNALS) as stop:
+    with SignalRecorder() as stop:
         with _explain_errors("the cluster did not start"):
             cluster: Any = SLURMCluster(**keywords)
         try:

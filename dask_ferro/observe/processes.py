@@ -121,21 +121,14 @@ async def refuse_scheduler(client: Client, call: str, seconds: float) -> None:
     Raises
     ------
     InputError
-        If the scheduler has no dask_ferro, or a release that does not work with this one.
-
-    Warns
-    -----
-    RuntimeWarning
-        If it has another release that works with this one.
+        If the scheduler has no dask_ferro, or another release.
     """
     scheduler, _ = await ask_scheduler(client, seconds)
     # What answers nothing will do so to the call itself, which has its own message.
     if scheduler.failure:
         return
     for one in releases_differ({"scheduler": scheduler.versions["dask_ferro"]}, own_version()):
-        if one.severity == "error":
-            raise InputError(f"{call}: {one}")
-        warnings.warn(f"{call}: {one}", RuntimeWarning, stacklevel=2)
+        raise InputError(f"{call}: {one}")
 
 
 @contextmanager

@@ -73,27 +73,15 @@ def _answers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     )  # fmt: skip
 
 
-def fits(ours: str, theirs: str) -> bool:
-    """Return whether two releases of dask_ferro may work together: by semantic versioning, 0.1 and 0.2 need not.
-
-    >>> fits("0.1.0", "0.1.3"), fits("0.1.0", "0.2.0"), fits("1.4.0", "1.2.1")
-    (True, False, True)
-    """
-    ours_parts, theirs_parts = ours.split("."), theirs.split(".")
-    depth = 2 if "0" in (ours_parts[0], theirs_parts[0]) else 1
-    return ours_parts[:depth] == theirs_parts[:depth]
-
-
 def releases_differ(releases: Mapping[str, str | None], release: str) -> Iterator[ClusterFinding]:
     """Yield the findings for places without dask_ferro (None), or with another release than the client's."""
     missing = {where: stand_in.NONE for where, got in releases.items() if got is None}
     yield from fault("error", "dask_ferro", missing, release or "the client's", portable.remedy(release))
     others = {where: got for where, got in releases.items() if got and release and got != release}
-    for severity, works in (("error", False), ("warning", True)):
-        yield from fault(
-            severity, "dask_ferro", {where: got for where, got in others.items() if fits(release, got) == works},
-            f"{release} as in the client", f"install the same release on both sides: pip install dask-ferro=={release}",
-        )  # fmt: skip
+    yield from fault(
+        "error", "dask_ferro", others, f"{release} as in the client",
+        f"install the same release on both sides: pip install dask-ferro=={release}",
+    )  # fmt: skip
 
 
 def _packages(facts: ClusterFacts) -> Iterator[ClusterFinding]:

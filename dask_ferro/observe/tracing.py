@@ -20,7 +20,6 @@ import pickle
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -207,11 +206,6 @@ class Tracing:
 
         write_whole(path, chrome_json(self.trace).encode())
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the format of the path's suffix: ".ferrotrace" or ".json" (Chrome's); both also ".gz"."""
-        write = self.save if trace_suffix(path) == ".ferrotrace" else self.to_chrome
-        write(path)
-
 
 def profile(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Tracing:
     """Return a recording of a client's cluster: all tasks and transfers that finish while the ``with`` block runs.
@@ -247,24 +241,6 @@ def profile(client: Client, *, tasks: int = 100_000, ops: bool = False) -> Traci
     if not is_count(tasks):
         raise InputError(f"ff.profile: got tasks={tasks!r}, wanted a whole number of at least 1")
     return Tracing(client, tasks=tasks, ops=ops)
-
-
-def trace_suffix(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of a path without ".gz": ".ferrotrace" or ".json".
-
-    Raises
-    ------
-    InputError
-        For another suffix, or a folder that does not exist, before anything runs.
-    """
-    target = Path(path)
-    plain = target.with_suffix("") if target.suffix == ".gz" else target
-    if plain.suffix not in (".ferrotrace", ".json"):
-        wanted = ".ferrotrace (for replay) or .json (for Perfetto)"
-        raise InputError(f"trace {str(target)!r}: its suffix names no format; wanted {wanted}")
-    if not target.parent.is_dir():
-        raise InputError(f"trace {str(target)!r}: folder {str(target.parent)!r} does not exist")
-    return plain.suffix
 
 
 # ---- on the scheduler --------------------------------------------------------------------------------------

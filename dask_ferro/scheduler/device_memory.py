@@ -23,7 +23,7 @@ from dask_ferro.policy.events import DeviceReported, Event, MemoryReported, Spee
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.scheduler.annotations import wish_of
 from dask_ferro.scheduler.upstream import metrics_of
-from dask_ferro.scheduler.worker_plugin import Heartbeat
+from dask_ferro.scheduler.worker_plugin import MEASURE, Heartbeat
 
 # The most readers of a result considered.
 _FEW_DEPENDENTS = 8
@@ -63,6 +63,8 @@ class Devices:
         self._reports: dict[str, _ReportedMemory] = {}
         # The model that each class's plain name stands for, which is the first one reported.
         self._first: dict[str, str] = {}
+        # The worker of each class whose speed was requested; None: no other class was seen yet.
+        self._measurers: dict[str, str | None] = {}
 
     # -- what workers say ----------------------------------------------------------------------------------
 
@@ -73,8 +75,11 @@ class Devices:
         device = self._class(beat)
         if self.ledger.rows[ws.address].device != device:
             self._tell(DeviceReported(ws.address, device))
-        if beat["flops"] and beat["bandwidth"] and device not in self.ledger.durations.speeds:
-            self._tell(SpeedLearned(device, beat["flops"], beat["bandwidth"]))
+        if device not in self.ledger.durations.speeds:
+            if beat["flops"] and beat["bandwidth"]:
+                self._tell(SpeedLearned(device, beat["flops"], beat["bandwidth"]))
+            else:
+                self._request_speed(ws.address, device)
         gpu = beat.get("gpu")
         if not gpu:
             if self._reports.pop(ws.address, None) is not None:
@@ -85,6 +90,13 @@ class Devices:
         self._reports[ws.address] = _ReportedMemory(live, managed)
         if self.ledger.rows[ws.address].most != gpu["total"]:
             self._tell(MemoryReported(ws.address, int(gpu["total"])))
+
+    def _request_speed(self, address: str, device: str) -> None:
+        """Request a class's speed of one worker, once there is another class with which it is compared."""
+        others = (self._measurers.keys() | self.ledger.durations.speeds.keys()) - {device}
+        if self._measurers.setdefault(device, None) not in self._scheduler.workers and others:
+            self._measurers[device] = address
+            self._scheduler.worker_send(address, {"op": MEASURE})
 
     def _class(self, beat: Heartbeat) -> str:
         """Return the class for a worker's durations: "gpu" for the first model, "gpu: T4" for others."""

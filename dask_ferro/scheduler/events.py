@@ -6,7 +6,6 @@ however many tasks there are.  Those of the elastic controller, and of retiring 
     {"action": "steal", "requests": 40, "confirmed": 31, ..., "flows": [[victim, thief, 12], ...], "sample": [...]}
     {"action": "wait", "restricted": 2, "resources": 0, ..., "sample": ["('f', 3) waits at tcp://... for 1.5 s ..."]}
     {"action": "pool-closed", "pool": "default", "why": ..., "until": ..., "log": ..., "lines": [...]}
-    {"action": "pool", "pool": "gpu", "order": "pause" | "resume"}
     {"action": "place", "local": 900, "remote": 80, "no_inputs": 16, "root": 400, "held_back": 0, ...}
 
 Durations are seconds, sizes bytes, times the scheduler's clock.
@@ -29,8 +28,6 @@ TOPIC = "ferro"
 DEPARTURES = {"retiring": "begin to retire", "retired": "retired", "retire_failed": "did not retire"}
 # The action of an event that reports a closed pool of batch jobs.
 CLOSED = "pool-closed"
-# The action of an event that reports a pool being paused or resumed by its user.
-POOL = "pool"
 # The most pairs of workers, with most moves between them, and the most single moves in one event: 2 kB.
 _FLOWS = 16
 _SAMPLE = 4

@@ -309,22 +309,6 @@ def _is_restricted_by_user(task: TaskState) -> bool:
     return bool(is_strict or task.host_restrictions or task.resource_restrictions)
 
 
-def fail_unplaced(scheduler: Scheduler, error: Exception, resources: Mapping[str, float] | None) -> list[Key]:
-    """Fail the tasks that are on no worker, as Dask does after `no-workers-timeout`; return their keys.
-
-    Parameters
-    ----------
-    resources : mapping, optional
-        Restricts this to tasks with exactly these resource restrictions and no others.
-    """
-    tasks = [ts for ts in (*scheduler.unrunnable, *scheduler.queued) if not ts.actor]
-    if resources is not None:
-        free = [ts for ts in tasks if not ts.worker_restrictions and not ts.host_restrictions]
-        tasks = [ts for ts in free if ts.resource_restrictions == resources]
-    fail(scheduler, tasks, error)
-    return [ts.key for ts in tasks]
-
-
 def fail_like(scheduler: Scheduler, tasks: Iterable[TaskState], other: TaskState) -> None:
     """Fail tasks that are on no worker with the error of another one."""
     blame = other.exception_blame or other

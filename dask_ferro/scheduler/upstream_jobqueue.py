@@ -11,7 +11,6 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
-from distributed.utils import Logs
 
 # The import of dask_jobqueue makes SIGINT end any program with status 0, which is undone here.
 _on_interrupt = signal.getsignal(signal.SIGINT)
@@ -39,11 +38,6 @@ class JobCluster(SLURMCluster):  # type: ignore[misc]
     async def _close_cluster(self) -> None:
         """Close the scheduler."""
         await super()._close()
-
-    async def _dask_logs(self, cluster: bool, scheduler: bool, workers: object) -> Logs:
-        """Return the logs of the cluster, the scheduler and the workers."""
-        logs: Logs = await self._get_logs(cluster, scheduler, workers)
-        return logs
 
     def _worker_shape(self) -> tuple[int, int]:
         """Return the threads and the bytes of one worker."""

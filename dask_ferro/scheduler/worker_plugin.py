@@ -3,6 +3,7 @@
     worker.metrics["ferro"] -> {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
     and, of a worker with a GPU, "gpu": its memory and its model
 
+A GPU is measured at the start; a CPU when the scheduler requests it, because the cluster has devices of other classes.
 It only measures; the cost model interprets the figures.  A failed measurement gives a warning and None, and never
 keeps a worker from starting.  All state is in the metric, so that one plugin may serve many workers.  Durations are
 seconds, sizes bytes.
@@ -36,9 +37,8 @@ LINKS = ("host", "hosts")
 
 # The most transfers in one heartbeat: 3 kB.
 _SAMPLES = 64
-# Seconds without a task, after which a worker measures its CPU: in the middle of the first program, the measurements of
-# four workers took 0.26 s of the two cores, and those of 40 workers 0.6 s.
-_IDLE = 1.0
+# The scheduler's message that requests the speed of a worker's CPU.
+MEASURE = "ferro-measure"
 
 
 class FerroWorker(WorkerPlugin):
@@ -60,13 +60,15 @@ class FerroWorker(WorkerPlugin):
             cast("Measured | None", worker.plugins.get(DEVICE)), upstream_worker.put_sends(worker, SENDS)
         )
         worker.metrics[METRIC] = report
-        report.measure(worker)
+        worker.stream_handlers[MEASURE] = report.measure
+        report.begin(worker)
 
     def teardown(self, worker: Worker) -> None:
         """Undo `setup`."""
         report = worker.metrics.pop(METRIC, None)
         if isinstance(report, Report):
             report.close()
+            worker.stream_handlers[MEASURE] = lambda: None  # a request may be under way
             upstream_worker.put_sends(worker, report.stock_sends)
 
 
@@ -147,27 +149,34 @@ class Report:
         memory = calibration.memory() if self._declared is None else self._declared.memory(worker)
         return None if memory is None else {**memory, "model": self._model}
 
-    def measure(self, worker: Worker) -> None:
-        """Measure in a thread: a GPU at once, for it takes no time from tasks; a CPU once it is idle."""
-        self._measuring = asyncio.create_task(self._measure(worker))
+    def begin(self, worker: Worker) -> None:
+        """Take the declared figures, or find the device in a thread, and measure a GPU."""
+        if self._declared is not None:
+            self._device, self._speed = self._declared.device, self._declared.speed
+            self._model = self._declared.model
+        else:
+            self._measuring = asyncio.create_task(self._begin())
+
+    def measure(self) -> None:
+        """Measure the device in a thread, unless it is measured."""
+        self._measuring = asyncio.create_task(self._measure(self._measuring))
 
     def close(self) -> None:
         """Stop waiting for a measurement."""
         if self._measuring is not None:
             self._measuring.cancel()
 
-    async def _measure(self, worker: Worker) -> None:
-        if self._declared is not None:
-            self._device, self._speed = self._declared.device, self._declared.speed
-            self._model = self._declared.model
+    async def _begin(self) -> None:
+        self._device = await asyncio.to_thread(calibration.detected)
+        if self._device == "gpu":
+            await self._measure()
+
+    async def _measure(self, before: asyncio.Task[None] | None = None) -> None:
+        if before is not None:
+            await before
+        if self._speed is not None:
             return
         try:
-            self._device = await asyncio.to_thread(calibration.detected)
-            while self._device == "cpu":
-                before = worker.state.executed_count
-                await asyncio.sleep(_IDLE)
-                if worker.state.executed_count == before and not worker.state.executing_count:
-                    break
             figures = await asyncio.to_thread(calibration.figures, self._device)
             # Set together: a heartbeat in between would report a GPU without a model, and be believed.
             self._speed, self._model = figures

@@ -21,7 +21,6 @@ from typing import Any
 import dask
 from distributed import Scheduler, Status
 from distributed.metrics import time
-from distributed.utils import Logs
 
 from dask_ferro import config, notebook
 from dask_ferro.elastic.cluster import ElasticCluster
@@ -40,11 +39,10 @@ from dask_ferro.slurm.cluster_options import (
     section_of,
 )
 from dask_ferro.slurm.commands import RefusedError
-from dask_ferro.slurm.job_book import JobBook
+from dask_ferro.slurm.job_book import ClusterTables, JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.slurm.job_pools import PAUSE, ClusterPools, JobPools
 from dask_ferro.slurm.keywords import WHO, ClusterKeywords, read
-from dask_ferro.slurm.logs import ends_of
 from dask_ferro.slurm.orphan_guard import new_tag
 from dask_ferro.slurm.parsing import PERMANENT
 from dask_ferro.slurm.pool import ADDRESS, JobPool
@@ -152,7 +150,6 @@ class SLURMCluster(ElasticCluster):
         self._count = 0
         self._closing = False
         self._closed_by = asyncio.Lock()
-        self._began = time()
         self._site = SlurmSite(job_name, self._tag)
         self._submission = Submission(self._site, self._script_to_submit, self._accepted, self._refused)
         self._cancellation = Cancellation(self._site)
@@ -166,8 +163,8 @@ class SLURMCluster(ElasticCluster):
         await super()._open_cluster()
         # A scheduler in another process cannot read this cluster.
         if isinstance(self.scheduler, Scheduler):
-            self._book.counts.tables = {JOBS: self._job_rows, POOLS: self._pool_rows}
-            await put_on(self._book.counts, dask_scheduler=self.scheduler)
+            tables = ClusterTables({JOBS: self._job_rows, POOLS: self._pool_rows})
+            await put_on(tables, dask_scheduler=self.scheduler)
 
     async def _job_rows(self) -> list[dict[str, Any]]:
         return self._book.rows()
@@ -208,8 +205,6 @@ class SLURMCluster(ElasticCluster):
             self._pools[name].resume()
             self._submission.retry(name)
         logger.info("dask_ferro: %s pool %s", order, name)
-        if self.status == Status.running:
-            self._pools.begin(self._pools.report_order(order, name))
         await self._look_now()
 
     def resources(self, pool: str) -> dict[str, float]:
@@ -267,7 +262,7 @@ class SLURMCluster(ElasticCluster):
         Returns
         -------
         tuple of BatchJob
-            In the order of the requests: the reason, the outcome, and the tasks of each.
+            In the order of the requests: the reason and the outcome of each.
         """
         return self.sync(self._jobs_now)
 
@@ -290,35 +285,6 @@ class SLURMCluster(ElasticCluster):
         adaptive = self._adapting()
         bounds = None if adaptive is None else (adaptive.minimum, adaptive.maximum)
         return in_rows([job.site_job() for job in self._book.followed], self.pools, bounds)
-
-    def get_logs(
-        self, cluster: bool = True, scheduler: bool = True, workers: object = True, jobs: bool = True
-    ) -> Any:
-        """Return the logs of the cluster, the scheduler and the workers, and the output of the jobs.
-
-        Parameters
-        ----------
-        cluster, scheduler : bool
-        workers : bool or iterable of str
-            Addresses; True means all.
-        jobs : bool
-            Whether to include the ends of the newest output files of this cluster's jobs, by path; jobs that have
-            ended are included.  `log_directory` must be set: without it, SLURM writes slurm-*.out to the folder
-            from which a job was submitted.
-
-        Returns
-        -------
-        Logs
-            Text by name, with an HTML view.
-        """
-        return self.sync(self._all_logs, jobs, cluster, scheduler, workers)
-
-    async def _all_logs(self, jobs: bool, cluster: bool, scheduler: bool, workers: object) -> Logs:
-        logs = await self._dask_logs(cluster, scheduler, workers)
-        if jobs:
-            headers = [str(kind.job.job_header) for kind in self._pools.by_name.values()]
-            logs.update(await asyncio.to_thread(ends_of, headers, self._site.job_name, self._began))
-        return logs
 
     # -- what the controller asks for ------------------------------------------------------------------------
 

@@ -8,15 +8,11 @@ A job ends in `JobBook.end`, and nowhere else.  The book asks no other source.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
-from distributed import Scheduler
 from distributed.metrics import time
-from distributed.scheduler import TaskState
 
 from dask_ferro.scheduler.plugin import Part
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState
@@ -25,61 +21,23 @@ from dask_ferro.slurm.job_lifecycle import BatchJob, JobState
 MOST_OVER = 10_000
 
 
-class TaskCounts(Part):
-    """The part of the scheduler plugin that counts, by name, the tasks that each worker finished without error.
+class ClusterTables(Part):
+    """The part of the scheduler plugin that answers clients of a cluster.
 
-    Attributes
+    Parameters
     ----------
     tables : mapping of str to callable
-        What clients may ask the cluster for, by the name of the call (`observe.cluster_rows`).
+        What clients may ask for, by the name of the call (`observe.cluster_rows`).
     """
 
     name = "jobs"
 
-    def __init__(self) -> None:
-        self.tables: Mapping[str, Callable[..., Awaitable[object]]] = {}
-        self._done: Counter[str] = Counter()
-        # By address.
-        self._names: dict[str, str] = {}
+    def __init__(self, tables: Mapping[str, Callable[..., Awaitable[object]]]) -> None:
+        self.tables = tables
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         """Return the tables."""
         return self.tables
-
-    def start(self, scheduler: Scheduler) -> None:
-        """Learn the names of the workers that are there."""
-        for worker in scheduler.workers:
-            self.add_worker(scheduler, worker)
-
-    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Learn a worker's name."""
-        self._names[worker] = str(scheduler.workers[worker].name)
-
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: object) -> None:
-        """Forget a worker's address; its count stays until its job is over."""
-        # A worker that its nanny restarts comes back under the same name.
-        self._names.pop(worker, None)
-
-    def task_left(
-        self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
-    ) -> None:
-        """Count a task that finished without error."""
-        # Copies of a result are no transitions.
-        if finish == "memory" and (name := self._names.get(message["worker"])) is not None:
-            self._done[name] += 1
-
-    def of(self, workers: Collection[str]) -> int:
-        """Return the number of tasks that some workers finished."""
-        return sum(self._done[name] for name in workers)
-
-    def take(self, workers: Collection[str]) -> int:
-        """Return that number, and count from 0 again."""
-        return sum(self._done.pop(name, 0) for name in workers)
-
-    def keep(self, workers: Set[str]) -> None:
-        """Forget all counts but those of some workers, and of connected ones."""
-        for name in self._done.keys() - workers - set(self._names.values()):
-            del self._done[name]
 
 
 class JobBook:
@@ -94,7 +52,6 @@ class JobBook:
     def __init__(self, most: int = MOST_OVER) -> None:
         self.jobs: dict[str, BatchJob] = {}
         self.over: dict[str, BatchJob] = {}
-        self.counts = TaskCounts()
         self._most, self._because = most, ""
 
     @property
@@ -146,21 +103,16 @@ class JobBook:
         job.ending = why or job.ending
         # Clocks of two machines may differ.
         job.ended_at = now if job.ended_at is None else min(max(job.ended_at, job.started_at or 0.0), now)
-        job.tasks += self.counts.take(job.every_worker)
         job.enter(JobState.ENDED, now)
         self.over[job.name] = job
         if len(self.over) > self._most:
             del self.over[next(iter(self.over))]
 
-    def tidy(self) -> None:
-        """Forget the counts of tasks of workers that are gone and belong to no job."""
-        self.counts.keep(set(chain.from_iterable(job.every_worker for job in self.jobs.values())))
-
     def copies(self) -> tuple[BatchJob, ...]:
         """Return all jobs in their present state, in the order of the requests."""
         # Jobs that are over are in the order of their ends.
         every = sorted((*self.over.values(), *self.jobs.values()), key=lambda job: job.order)
-        return tuple(replace(job, tasks=job.tasks + self.counts.of(job.every_worker)) for job in every)
+        return tuple(map(replace, every))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all jobs in the order of the requests, in the types of msgpack and JSON.

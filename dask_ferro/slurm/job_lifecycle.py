@@ -125,8 +125,6 @@ class BatchJob:
         Why it is to end, and why it is over.
     before : float
         Node-seconds of its runs before the newest requeue.
-    tasks : int
-        Number of tasks that its workers finished without error, as far as they were added up.
     """
 
     name: str
@@ -155,7 +153,6 @@ class BatchJob:
     leaves_because: str = ""
     ending: str = ""
     before: float = 0.0
-    tasks: int = 0
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The pools of an `ff.SLURMCluster`: what is known of them, and what is reported when one closes or is paused.
+"""The pools of an `ff.SLURMCluster`: what is known of them, and what is reported when one closes.
 
     cluster.pools                      # (Pool(name='default', ...), Pool(name='gpu', ...))
     cluster.pools.pause("gpu")
@@ -23,11 +23,11 @@ from typing import Any
 from distributed import SpecCluster
 from distributed.metrics import time
 
-from dask_ferro.elastic.report import closed_text, is_shut
+from dask_ferro.elastic.report import closed_text
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler import upstream_deploy
-from dask_ferro.scheduler.events import CLOSED, POOL, TOPIC
+from dask_ferro.scheduler.events import CLOSED, TOPIC
 from dask_ferro.slurm.job_lifecycle import BatchJob
 from dask_ferro.slurm.keywords import WHO
 from dask_ferro.slurm.logs import last_output
@@ -143,12 +143,6 @@ class JobPools:
         if self._running:
             await asyncio.wait(self._running, timeout=1.0)
 
-    async def report_order(self, order: str, name: str) -> None:
-        """Publish that a pool was paused or resumed; if no pool is open then, clients warn: their tasks may wait."""
-        pools = self.facts({})
-        warning = closed_text(pools) if order == PAUSE and all(map(is_shut, pools)) else ""
-        await self._report({"action": POOL, "time": time(), "pool": name, "order": order}, warning)
-
     async def close_pool(self, pool: JobPool, why: str, job: BatchJob | None = None) -> None:
         """Close a pool, and report it with the last lines of the job that closed it, if there is one."""
         if time() < pool.closed_until:
@@ -169,17 +163,12 @@ class JobPools:
             "log": log.path if log else "",
             "lines": list(log.lines) if log else [],
         }
-        await self._report(event, closed_text([pool.pool(time())]))
-
-    async def _report(self, event: Mapping[str, object], warning: str) -> None:
-        text = f"dask_ferro: pool {warning}"
-        if warning:
-            logger.warning("%s", text)
+        text = f"dask_ferro: pool {closed_text([pool.pool(time())])}"
+        logger.warning("%s", text)
         try:
             async with asyncio.timeout(_PUBLISHING):
                 await upstream_deploy.scheduler_rpc(self._cluster).log_event(topic=TOPIC, msg=event)
-                if warning:
-                    # Each client warns, however it is connected.
-                    await upstream_deploy.scheduler_rpc(self._cluster).log_event(topic="warn", msg=text)
+                # Each client warns, however it is connected.
+                await upstream_deploy.scheduler_rpc(self._cluster).log_event(topic="warn", msg=text)
         except Exception as error:  # noqa: BLE001 - it was logged; the scheduler may be going
             logger.info("dask_ferro: the clients did not receive it: %r", error)

@@ -6,7 +6,6 @@ FERRO_JOB_ENDS      when the job's walltime is over, in seconds since the epoch;
 FERRO_JOB_NOTICE    how many seconds before the end SIGUSR1 comes (default 30)
 FERRO_JOB_GRACE     how many seconds a preempted job has, whose SIGUSR1 comes at any time (default 30)
 FERRO_JOB_KILLWAIT  how many seconds after SIGTERM the batch system sends SIGKILL (default 30)
-FERRO_JOB_LOOK      how many seconds a job looks for its scheduler at an address that refuses (default: as for silence)
 
 On SIGUSR1 all workers of the process are retired, data first, and then the process ends.  If no other worker has room
 for the data, retirement is retried until the job is killed, since a replacement may be on its way. On SIGTERM
@@ -14,8 +13,8 @@ for the data, retirement is retried until the job is killed, since a replacement
 that time is over, and at once when its workers are not needed: the cluster closes, or the scheduler is gone. A second
 SIGTERM ends it at once as well (`sigterm`). When the scheduler is gone, killed with everything that would have
 cancelled the job, the worker closes, and the process ends within seconds whatever its task does.  A job looks for its
-scheduler before it starts a worker: it ends with one line that tells why after FERRO_JOB_LOOK where connections are
-refused, and just before Dask's ``--death-timeout`` where nothing answers.  Requests by others to retire the same
+scheduler before it starts a worker: it ends with one line that tells why after 10 s where connections are refused,
+and just before Dask's ``--death-timeout`` where nothing answers.  Requests by others to retire the same
 workers do no harm.  Durations are seconds.
 """
 
@@ -43,7 +42,7 @@ from dask_ferro.slurm import sigterm
 logger = logging.getLogger(__name__)
 
 ENDS, NOTICE, GRACE = "FERRO_JOB_ENDS", "FERRO_JOB_NOTICE", "FERRO_JOB_GRACE"
-KILL_WAIT, LOOK = "FERRO_JOB_KILLWAIT", "FERRO_JOB_LOOK"
+KILL_WAIT = "FERRO_JOB_KILLWAIT"
 # The default of SLURM's KillWait.
 _NOTICE = _GRACE = _KILL_WAIT = 30.0
 # SLURM may send the signal a minute early; an earlier one means preemption.
@@ -56,6 +55,9 @@ _RETRY = 1.0
 # others wait this long for it, so that they move no data to a worker that retires next.
 _POLL, _STARTING = 0.05, 5.0
 
+# Seconds that a job looks for its scheduler, which was there before it, at an address that refuses: a name server or a
+# network may fail for a moment.
+_LOOK = 10.0
 # Seconds between two connections to an address that refuses, and the part of the death timeout that a job looks for its
 # scheduler: at its end Dask would end the job, and would not say why.
 _REFUSED, _PATIENT = 0.5, 0.9
@@ -102,7 +104,7 @@ async def _look_for_scheduler(server: Nanny | Worker) -> None:
     """Return when the scheduler answers; end the process if it does not in time."""
     address, begin = server.scheduler.address, time()
     limit = _PATIENT * (server.death_timeout or _FOREVER)
-    look = min(float(os.environ.get(LOOK) or _FOREVER), limit)
+    look = min(_LOOK, limit)
     while await sigterm.is_gone(address):
         if time() - begin > look:
             _give_up(address, f"it refuses connections for {look:g} s")

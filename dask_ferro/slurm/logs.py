@@ -11,20 +11,15 @@ import asyncio
 import glob
 import os
 import re
-from collections.abc import Iterable
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-import distributed.utils
 
 from dask_ferro.slurm.job_lifecycle import BatchJob
 from dask_ferro.slurm.parsing import element, option
 
 # The lines that fit on a screen, and the bytes read for them: a chain of tracebacks has its cause at the beginning.
 _LINES, _BYTES = 20, 16384
-# The most files shown among a cluster's logs; a job writes one or two.
-_FILES = 50
 # What Python prints between an error and one that followed from it.
 _FOLLOWED = ("The above exception was the direct cause", "During handling of the above exception")
 # Characters of the last line, where there is room for only one line.
@@ -79,31 +74,20 @@ async def last_output(header: str, job_name: str, job: BatchJob) -> Log:
         return Log(patterns[0], trouble=f"could not be read within {_READ:g} s")
 
 
-def ends_of(headers: Iterable[str], job_name: str, since: float) -> dict[str, distributed.utils.Log]:
-    """Return the ends of the newest output files that jobs with these headers wrote since a time, by path."""
-    patterns = set(chain.from_iterable(patterns_of(header, job_name) for header in headers))
-    files = {path: _modification_time(path) for path in chain.from_iterable(map(glob.glob, patterns))}
-    recent = sorted((path for path, at in files.items() if at >= since), key=files.__getitem__)
-    ends = [tail(path, _BYTES) for path in recent[-_FILES:]]
-    return {end.path: distributed.utils.Log("\n".join(end.lines) or end.trouble) for end in ends}
-
-
-def patterns_of(header: str, job_name: str, job: BatchJob | None = None) -> list[str]:
-    """Return patterns of `glob` for the output of a job, or of any job; errors first, and one if both are the same.
+def patterns_of(header: str, job_name: str, job: BatchJob) -> list[str]:
+    """Return patterns of `glob` for the output of a job; errors first, and one if both are the same.
 
     Parameters
     ----------
     header : str
         The script's lines with options; their paths are relative to this process's folder, or the script's own.
     """
-    known = {"x": job_name, "u": os.environ.get("USER", ""), "%": "%"}
-    default = ""
-    if job is not None:
-        array, index = element(job.job_id)
-        is_array = "_" in job.job_id
-        number = job.number or ("" if is_array else array)
-        known |= {"A": array, "a": str(index) if is_array else "4294967294", "j": number, "J": number}
-        default = "slurm-%A_%a.out" if is_array else "slurm-%j.out"
+    array, index = element(job.job_id)
+    is_array = "_" in job.job_id
+    number = job.number or ("" if is_array else array)
+    known = {"x": job_name, "u": os.environ.get("USER", ""), "%": "%", "A": array, "j": number, "J": number}
+    known["a"] = str(index) if is_array else "4294967294"
+    default = "slurm-%A_%a.out" if is_array else "slurm-%j.out"
 
     def value(found: re.Match[str]) -> str:
         text = known.get(found[2], "")
@@ -112,11 +96,11 @@ def patterns_of(header: str, job_name: str, job: BatchJob | None = None) -> list
     out = option(header, "o", "output") or default
     err = option(header, "e", "error") or out
     folder = option(header, "D", "chdir") or os.getcwd()
-    paths = [os.path.join(folder, path) for path in (err, out) if path]
+    paths = [os.path.join(folder, path) for path in (err, out)]
     return list(dict.fromkeys(_PATTERN.sub(value, glob.escape(path)) for path in paths))
 
 
-def tail(path: str, most: int = _LINES) -> Log:
+def tail(path: str) -> Log:
     """Return the last lines of a file."""
     try:
         with Path(path).open("rb") as file:
@@ -129,7 +113,7 @@ def tail(path: str, most: int = _LINES) -> Log:
     lines = [line.rstrip() for line in text.split("\n") if line.strip()]
     if whole > _BYTES and len(lines) > 1:
         lines = lines[1:]  # the first line may be incomplete
-    return Log(path, tuple(lines[-most:]), "" if lines else "is empty", _cause(lines))
+    return Log(path, tuple(lines[-_LINES:]), "" if lines else "is empty", _cause(lines))
 
 
 def _modification_time(path: str) -> float:

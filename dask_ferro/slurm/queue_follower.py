@@ -107,7 +107,6 @@ class QueueFollower:
             if row is None or row.phase == OVER:
                 workers = self.ending.pop(job_id)
                 blameless += workers if row is not None and row.is_ended else ()
-        self.book.tidy()
         return blameless
 
     def _end(self, job: BatchJob, ending: JobEnd) -> None:

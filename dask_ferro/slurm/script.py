@@ -50,10 +50,6 @@ while :; do
 done
 """
 
-# The cluster's scheduler was there before the job. Seconds for an address that refuses: a name server or a network may
-# fail for a moment.
-_LOOKING = "export FERRO_JOB_LOOK=10\n"
-
 # After a requeue, workers have new names: the scheduler may still know those lost with the first run.
 _NAMING = """\
 FERRO_WORKER="{prefix}-$(({first} + ${{SLURM_ARRAY_TASK_ID:-0}}))"
@@ -162,7 +158,7 @@ class WorkerJob(SLURMJob, _JobWithoutFolders):  # type: ignore[misc]
             header=self.job_header,
             prologue="\n".join(prologue_of(self)),
             naming=_NAMING.format(prefix=self.prefix, first=first),
-            exports=_LOOKING + "".join(f"export FERRO_JOB_{name}={value}\n" for name, value in settings),
+            exports="".join(f"export FERRO_JOB_{name}={value}\n" for name, value in settings),
             sharing=self._sharing(),
             listening=_LISTENING,
             command=command_of(self),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -11,7 +13,10 @@ from typing import Any
 import pytest
 
 import dask_ferro as ff
+from tests import needs
 from tests.graphs import mlp
+from tests.pages import ROOT
+from tests.programs import ran
 from tests.waiting import finished
 
 pytestmark = [pytest.mark.browser, pytest.mark.cluster]
@@ -161,6 +166,13 @@ def test_bar_tabs_and_findings_lead_to_pages_until_the_plugin_goes(
     ff.install(place.client)
     page.goto(f"{place.root}/status")
     assert page.locator(".navbar a[href*=ferro]").count() == 1
+
+
+def test_the_pictures_of_the_documents_are_taken(tmp_path: Path) -> None:
+    needs.require("chromium")
+    drawings = ROOT / "docs" / "drawings"
+    ran([sys.executable, drawings / "take.py", tmp_path], cwd=tmp_path, check=True)
+    assert sorted(os.listdir(tmp_path)) == sorted(path.name for path in drawings.glob("*.png"))
 
 
 @pytest.mark.parametrize("ink", ["rgb(17, 17, 17)", "rgb(238, 238, 238)"])

@@ -17,7 +17,7 @@ import dask_ferro as ff
 from dask_ferro.cli import main
 from dask_ferro.observe.cluster_rows import POOLS
 from dask_ferro.scheduler.plugin import put_on, take_off
-from dask_ferro.slurm.job_book import TaskCounts
+from dask_ferro.slurm.job_book import ClusterTables
 
 OPEN = {
     "name": "default", "is_paused": False, "closed": "", "closed_until": 0.0, "jobs": {"running": 2, "pending": 1},
@@ -88,9 +88,8 @@ def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalC
             orders.append((order, name))
             return [OPEN, PAUSED]
 
-    counts, asked = TaskCounts(), Asked()
-    counts.tables = {POOLS: asked.rows}
-    cluster.sync(put_on, counts, dask_scheduler=cluster.scheduler)
+    tables = ClusterTables({POOLS: Asked().rows})
+    cluster.sync(put_on, tables, dask_scheduler=cluster.scheduler)
     there = ("--scheduler", cluster.scheduler_address)
     try:
         for words in (("list", *there), (*there, "pause", "gpu"), ("resume", "gpu", *there)):
@@ -104,5 +103,5 @@ def test_orders_arrive_as_they_were_written_and_errors_come_back(cluster: LocalC
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr == "dask ferro: no pool 'nosuch'; there are default, gpu\n"
     finally:
-        cluster.sync(take_off, counts.name, dask_scheduler=cluster.scheduler)
+        cluster.sync(take_off, tables.name, dask_scheduler=cluster.scheduler)
     assert POOLS not in cluster.scheduler.handlers

@@ -14,6 +14,8 @@ from tests.pages import ROOT, prose
 
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 DRAWN = ("overview", "bundles", "placement", "stealing", "leaving")
+# A page with a larger picture is slow to open.
+MOST_BYTES = 80_000
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -47,6 +49,14 @@ def test_pictures_are_drawings_that_parse():
     for drawing in drawings:
         assert ET.parse(drawing).getroot().find("{http://www.w3.org/2000/svg}title").text
         assert any(drawing.name in page.read_text(encoding="utf-8") for page in PAGES), drawing.name
+
+
+def test_screenshots_are_small_and_shown():
+    pictures = sorted((ROOT / "docs").rglob("*.png"))
+    assert len(pictures) >= 4
+    for picture in pictures:
+        assert picture.stat().st_size < MOST_BYTES, picture.name
+        assert any(picture.name in page.read_text(encoding="utf-8") for page in PAGES), picture.name
 
 
 def test_pictures_are_as_the_script_draws_them(tmp_path, monkeypatch):

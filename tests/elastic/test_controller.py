@@ -51,9 +51,6 @@ def looked(elastic: ff.Elastic, times: int) -> None:
         pytest.param({"max_pending": 0}, "max_pending=0", id="nothing may wait"),
         pytest.param({"idle_timeout": "soon"}, "idle_timeout='soon'", id="a patience in words"),
         pytest.param(
-            {"fail_unrunnable": "maybe"}, "fail_unrunnable='maybe', wanted True or False", id="no truth"
-        ),
-        pytest.param(
             {"wait_count": 3}, "got wait_count.*; use idle_timeout, the time", id="an option of Dask's own"
         ),
         pytest.param({"target_duration": "5s"}, "use efficiency, the price of another job", id="another"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from math import inf
 from typing import Any
 
@@ -12,9 +11,9 @@ from distributed import Status, Worker, wait
 
 import dask_ferro as ff
 from dask_ferro.elastic import facts
-from dask_ferro.elastic.facts import PAUSED, scaling_facts, unrunnable_tasks
+from dask_ferro.elastic.facts import PAUSED, scaling_facts
 from dask_ferro.elastic.site_jobs import SiteJob
-from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Demand, Job, Pool, ScalingFacts
+from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Pool
 from tests.clusters import running
 from tests.waiting import finished
 
@@ -106,58 +105,6 @@ def test_demands_say_which_pools_may_run_them(needs, wanted):
 
 
 SHUT = Pool("cpu", closed="no more", closed_until=NOW + 30, output="    a\n    b")
-
-
-@pytest.mark.parametrize(
-    ("pools", "jobs", "words"),
-    [
-        pytest.param(
-            (SHUT,), (), r"none can be had for now; cpu is closed until .*: no more\n    a\n    b", id="it"
-        ),
-        pytest.param((SHUT, SHUT._replace(name="gpu")), (), r"(?s)cpu is closed.*\ngpu is closed", id="both"),
-        pytest.param((SHUT, Pool("gpu")), (), "^$", id="another pool is open"),
-        pytest.param((SHUT,), (Job("cpu-0", "cpu", PENDING),), "^$", id="a job is on its way"),
-        pytest.param((SHUT._replace(closed_until=NOW),), (), "^$", id="it opens now"),
-        pytest.param((Pool("cpu", closed="sbatch is busy"),), (), "^$", id="it is asked again in a moment"),
-    ],
-)
-def test_tasks_cannot_run_where_every_pool_is_closed_and_no_job_on_its_way(pools, jobs, words):
-    found = unrunnable_tasks(ScalingFacts(NOW, pools, jobs), {"workers": {}, "demands": []})
-    assert [resources for resources, _ in found] == ([] if words == "^$" else [None])
-    assert re.search(words, "".join(why for _, why in found))
-    assert (
-        unrunnable_tasks(ScalingFacts(NOW, pools, jobs), {"workers": {"tcp://1": WORKER}, "demands": []})
-        == []
-    )
-
-
-GPU = {"resources": {"GPU": 1.0}, "device": "gpu", "workers": None}
-
-
-@pytest.mark.parametrize(
-    ("needs", "pools", "jobs", "found"),
-    [
-        pytest.param({}, {"gpu"}, (), ["GPU: 1"], id="the only pool that has the resources is closed"),
-        pytest.param({}, {"gpu", "cpu"}, (), [], id="an open one has them too"),
-        pytest.param({}, set(), (), [], id="no pool at all: not the message of a closed pool"),
-        pytest.param({}, {"gpu"}, (Job("gpu-0", "gpu", PENDING),), [], id="a job is on its way"),
-        pytest.param({"resources": {}}, {"gpu"}, (), [], id="what needs nothing may wait for whatever comes"),
-        pytest.param({"resources": {"disk": 1.0}}, {"gpu"}, (), [], id="a device class is another need"),
-        pytest.param(
-            {"resources": {"disk": 1.0}, "device": None}, {"gpu"}, (), ["disk: 1"], id="any resource"
-        ),
-        pytest.param({"workers": ["tcp://1"]}, {"gpu"}, (), [], id="so is a worker"),
-    ],
-)
-def test_tasks_cannot_run_whose_only_pool_is_closed(needs, pools, jobs, found):
-    shut = SHUT._replace(name="gpu")
-    staff = ScalingFacts(
-        NOW, (Pool("cpu"), shut), (*jobs, Job("cpu-0", "cpu", RUNNING)), (Demand(((1.0, 1.0),), pools),)
-    )
-    told = unrunnable_tasks(staff, {"workers": {"tcp://1": WORKER}, "demands": [GPU | needs]})
-    words = r"no worker has the resources (.*), and none can be had now; gpu is closed until .*: no more"
-    assert [re.match(words, why)[1] for _, why in told] == found
-    assert [resources for resources, _ in told] == [(GPU | needs)["resources"]] * len(found)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from dask_ferro.elastic.report import closed_text, in_rows, shortage
 from dask_ferro.elastic.site_jobs import SiteJob
-from dask_ferro.local.cluster_context import closed_pools
 from dask_ferro.local.foreground import summary
 from dask_ferro.policy.scaling.facts import Pool
 
@@ -51,7 +50,6 @@ def test_everybody_says_that_a_pool_is_paused() -> None:
     assert in_rows((), (words,)) == [("pool gpu 0..4", "no jobs; paused: by its <user>")]
     assert closed_text([GPU._replace(**PAUSED)]) == "gpu is paused: by its user"
     shut = {"why": "by its user", "until": 0.0, "output": "", "paused": True}
-    assert closed_pools([(1.0, {"action": "scale", "closed": {"gpu": shut}})]) == "gpu is paused: by its user"
     assert summary({"jobs": {}, "actions": [], "closed": {"gpu": shut, "cpu": shut | {"paused": False}}}) == (
         "no jobs; gpu is paused"
     )

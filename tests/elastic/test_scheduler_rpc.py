@@ -439,36 +439,6 @@ async def test_what_is_reserved_of_a_workers_last_seconds_does_not_shrink_with_t
 # ---- on and off -----------------------------------------------------------------------------------------
 
 
-@on_cluster(workers=1)
-async def test_tasks_that_no_worker_has_fail_with_the_reason_and_what_runs_or_is_there_stays(client, cluster):
-    fail = cluster.scheduler_comm.ferro_fail
-    held = client.submit(abs, -1, key="held")
-    tied = client.submit(abs, -2, key="tied", resources={"GPU": 1})
-    assert await held == 1
-    await until_async(lambda: cluster.scheduler.unrunnable, "a task without a worker")
-    assert await fail(why="no") == 0  # there is a worker
-    more = client.submit(abs, -3, key="more", resources={"GPU": 2})
-    here = client.submit(abs, -4, key="here", resources={"GPU": 1}, workers=["tcp://10.0.0.9:1"])
-    await until_async(lambda: len(cluster.scheduler.unrunnable) == 3, "three tasks without a worker")
-    assert await fail(why="gpu is closed", resources={"GPU": 1}) == 1
-    assert str(await tied.exception()) == "gpu is closed"
-    assert (more.status, here.status) == ("pending", "pending")
-    del held
-    cluster.scale(0)
-    await until_async(lambda: not cluster.scheduler.workers, "the end of the worker")
-    roots = client.map(abs, range(5))
-    total = client.submit(sum, roots)
-    await until_async(lambda: len(cluster.scheduler.queued) == 5, "tasks in the queue")
-    assert await fail(why="cpu is closed") == 7
-    for future in (more, here, *roots, total):
-        error = await future.exception()
-        assert (type(error), str(error)) == (ff.InputError, "cpu is closed")
-    assert not cluster.scheduler.unrunnable
-    assert not cluster.scheduler.queued
-    cluster.scale(1)
-    assert await client.submit(abs, -3) == 3  # what comes later is not concerned
-
-
 @on_cluster()
 async def test_it_comes_on_once_and_leaves_nothing_behind(client, cluster):
     scheduler = cluster.scheduler

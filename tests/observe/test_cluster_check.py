@@ -154,25 +154,13 @@ def test_a_scheduler_that_lacks_what_dask_ferro_needs_is_refused_with_its_name(t
         ff.install(client)
 
 
-@pytest.mark.parametrize(
-    ("version", "told"),
-    [
-        pytest.param("0.0.9", "refused", id="one that need not work with ours is refused"),
-        pytest.param("0.1.99", "warned", id="one that works with ours is a warning"),
-    ],
-)
-def test_a_scheduler_with_another_release_is_named(tmp_path, version, told):
-    fault = preload(tmp_path, release(tmp_path, "dask_ferro", version))
+def test_a_scheduler_with_another_release_is_refused(tmp_path):
+    fault = preload(tmp_path, release(tmp_path, "dask_ferro", "0.1.99"))
     with faulty_scheduler(tmp_path, fault) as (address, _), Client(address, timeout=BOUND_S) as client:
-        assert of(ff.check_cluster(client, timeout=LONG), "dask_ferro") == {"scheduler": version}
-        sentence = rf"ff\.install: scheduler: dask_ferro: got {version}, wanted .* pip install dask-ferro=="
-        if told == "refused":
-            with pytest.raises(ff.InputError, match=sentence):
-                ff.install(client)
-        else:
-            with pytest.warns(RuntimeWarning, match=sentence):
-                ff.install(client)
-            assert ff.check_cluster(client, timeout=LONG).facts.processes["scheduler"].plugin
+        assert of(ff.check_cluster(client, timeout=LONG), "dask_ferro") == {"scheduler": "0.1.99"}
+        sentence = r"ff\.install: scheduler: dask_ferro: got 0\.1\.99, wanted .* pip install dask-ferro=="
+        with pytest.raises(ff.InputError, match=sentence):
+            ff.install(client)
 
 
 def test_a_stopped_scheduler_does_not_answer(tmp_path):

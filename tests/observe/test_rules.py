@@ -495,8 +495,7 @@ NONE = "none that can be imported"
 ON_BOTH = {
     "no answer": ({"failure": "nothing in 1 s"}, "error", "does not answer", "nothing in 1 s"),
     "without dask_ferro": (other("dask_ferro", None), "error", "dask_ferro", NONE),
-    "another patch of dask_ferro": (other("dask_ferro", "1.2.4"), "warning", "dask_ferro", "1.2.4"),
-    "another major of dask_ferro": (other("dask_ferro", "2.0.0"), "error", "dask_ferro", "2.0.0"),
+    "another dask_ferro": (other("dask_ferro", "2.0.0"), "error", "dask_ferro", "2.0.0"),
     "another dask": (other("dask", "2025.1.0"), "warning", "dask", "2025.1.0"),
     "another Python": ({"python": "3.13.1"}, "error", "Python", "3.13.1"),
 }

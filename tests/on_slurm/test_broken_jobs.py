@@ -70,13 +70,6 @@ def test_who_waits_is_told_the_jobs_last_lines_everybody_once_and_tasks_fail_whe
         assert event["log"] in text
         assert "\n    module: no such thing <4>" in text
         assert clock in text
-    site.cluster.adapt(minimum=0, maximum=2, interval=0.3, fail_unrunnable=True)
-    first = site.client.map(abs, range(3))
-    error = site.client.submit(sum, first).exception(timeout=SOON)
-    assert isinstance(error, ff.InputError)
-    assert "no worker is there, and none can be had for now; default is closed until" in str(error)
-    assert "module: no such thing <4>" in str(error)
-    assert [future.status for future in first] == ["error"] * 3
 
 
 # By what is wrong: options of the cluster, the address of its scheduler, and the error.
@@ -119,15 +112,9 @@ def test_who_never_reaches_the_scheduler_is_told_with_node_address_network_and_l
         assert error.format(address) in text
 
 
-GPU = {"gpu": {"worker_extra_args": ["--resources", "GPU=1"], "job_script_prologue": ["exit 9"]}}
-
-
-def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited_unless_that_is_to_fail(
-    broken, monkeypatch, tmp_path
-):
-    """At last the jobs of one pool work, and work of another pool, which is broken for good, fails beside theirs."""
+def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monkeypatch, tmp_path):
     monkeypatch.setattr(pool, "_CLOSED", 2.0)
-    site = broken(pools=GPU)
+    site = broken()
     site.cluster.adapt(minimum=0, maximum=2, interval=0.3)
     future = site.client.submit(abs, -7)
     until(lambda: events(site), "the pool to close", seconds=SOON)
@@ -144,9 +131,3 @@ def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited_unless_that_i
     assert future.result(timeout=60) == 7
     assert not site.cluster.pools[0].closed
     until(lambda: not shown(), "the overview to name it no more")
-
-    site.cluster.adapt(minimum=1, maximum=2, interval=0.3, fail_unrunnable=True)
-    doomed = site.client.submit(abs, -1, resources={"GPU": 1})
-    assert site.client.submit(abs, -2).result(timeout=60) == 2
-    error = str(doomed.exception(timeout=60))
-    assert "no worker has the resources GPU: 1, and none can be had now; gpu is closed until" in error

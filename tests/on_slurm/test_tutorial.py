@@ -61,7 +61,7 @@ def test_the_tutorial_runs(site, capsys):
                 namespace[name].close()
     printed = capsys.readouterr().out
     assert re.search(r"first run: [\d.]+ s, [1-9] workers\nsecond run: [\d.]+ s, [1-9] workers\n", printed)
-    assert re.search(r"default-0 \w+ \d+ tasks: adapt", printed)
+    assert re.search(r"default-0 \w+ adapt", printed)
     assert re.search(r"submit \d to default", printed)
     assert re.search(r"default +\S", listed)
     assert queue(namespace["cluster"]) == {}

@@ -92,6 +92,22 @@ async def test_who_measures_still_is_what_dask_said_of_it(s: Site) -> None:
     assert (s.ledger.rows[address].device, s.ledger.rows[address].most) == ("gpu", 4 * MB)
 
 
+async def test_one_cpu_is_measured_when_another_class_of_devices_joins() -> None:
+    """A measurement takes time from tasks, and a cluster of one class compares nothing."""
+    async with site() as s:
+        beats = s.stealing._beats
+        for name in ("first", "second"):
+            s.workers.append(await Worker(s.scheduler.address, nthreads=1, name=name))
+        await until_async(
+            lambda: [(b or {}).get("beat", 0) > 1 for b in beats.values()] == [True] * 2, "beats"
+        )
+        assert {beat["flops"] for beat in beats.values()} == {None}
+        device = DeclaredDevice("gpu", 20.0, total=4 * MB)
+        s.workers.append(await Worker(s.scheduler.address, nthreads=1, plugins=(device,)))
+        await until_async(lambda: s.ledger.durations.speeds.keys() == {"cpu", "gpu"}, "both speeds")
+        assert [beats[worker.address]["flops"] is None for worker in s.workers].count(True) == 1
+
+
 # ---- room --------------------------------------------------------------------------------------------------
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask
 import pytest
 from distributed import Client, LocalCluster, Worker
 
-from dask_ferro.policy.estimates import SENDS, Links, Speed
+from dask_ferro.policy.estimates import SENDS, Links
 from dask_ferro.scheduler import calibration as speeds
-from dask_ferro.scheduler import worker_plugin
-from dask_ferro.scheduler.calibration import Figures
-from dask_ferro.scheduler.worker_plugin import METRIC, NAME, FerroWorker, Report, sent
+from dask_ferro.scheduler.worker_plugin import MEASURE, METRIC, NAME, FerroWorker, Report, sent
 from tests.clusters import running
 from tests.waiting import until
 
@@ -42,7 +38,9 @@ def client(cluster: LocalCluster) -> Iterator[Client]:
 
 
 def published(cluster: LocalCluster) -> list[dict[str, Any]]:
-    """Return all workers' metrics once the scheduler has them with measured speeds."""
+    """Request the speed of all workers, and return their metrics once the scheduler has them with it."""
+    for address in cluster.scheduler.workers:
+        cluster.scheduler.worker_send(address, {"op": MEASURE})
 
     def received() -> list[Any]:
         return [ws.metrics.get(METRIC) for ws in cluster.scheduler.workers.values()]
@@ -142,11 +140,11 @@ def test_device_class(
     worker, *_ = cluster.workers.values()
     with dask.config.set({"ferro.worker.device": configured}):
         cluster.sync(plugin.setup, worker)
-        until(worker.metrics[METRIC]._measuring.done, "the measurement")
+        until(worker.metrics[METRIC]._measuring.done, "the device")
     row = worker.metrics[METRIC](worker)
     plugin.teardown(worker)
     assert row["device"] == wanted
-    assert row["flops"] or wanted == "gpu"  # declared, and maybe not to be measured here
+    assert row["flops"] is None or wanted == "gpu"  # a CPU is measured at a request
 
 
 def test_a_failed_measurement_is_a_warning_and_none(
@@ -157,87 +155,20 @@ def test_a_failed_measurement_is_a_warning_and_none(
     worker, *_ = cluster.workers.values()
     with caplog.at_level(logging.WARNING, "dask_ferro"):
         cluster.sync(plugin.setup, worker)
-        until(worker.metrics[METRIC]._measuring.done, "the measurement")
+        cluster.sync(_measure, worker.metrics[METRIC])
     row = worker.metrics[METRIC](worker)
     plugin.teardown(worker)
     assert (row["device"], row["flops"], row["bandwidth"]) == ("cpu", None, None)
     assert "not measured: MemoryError" in caplog.text
 
 
+async def _measure(report: Report) -> None:
+    report.measure()
+    await report._measuring
+
+
 def _no_memory(*args: object) -> float:
     raise MemoryError("no 32 MiB left")
-
-
-_ENDS = threading.Event()
-
-
-def _runs_on() -> bool:
-    return _ENDS.wait(60)
-
-
-def test_a_cpu_is_measured_when_its_tasks_are_done(
-    cluster: LocalCluster, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, *_ = cluster.workers.values()
-    looks, measured = [], []
-
-    class State:
-        executed_count = property(lambda self: worker.state.executed_count)
-
-        @property
-        def executing_count(self) -> int:
-            looks.append(worker.state.executing_count)
-            return looks[-1]
-
-    monkeypatch.setattr(worker_plugin, "_IDLE", 0.02)
-    monkeypatch.setattr(
-        speeds, "figures", lambda device: measured.append(looks[-1]) or Figures(Speed(1.0, 2.0))
-    )
-    _ENDS.clear()
-    task = client.submit(_runs_on, workers=[worker.address], pure=False)
-    until(lambda: worker.state.executing_count, "the task runs")
-    plugin = FerroWorker()
-    cluster.sync(plugin.setup, worker)
-    report = worker.metrics[METRIC]
-    cluster.sync(_measures, report, SimpleNamespace(state=State()))
-    until(lambda: len(looks) > 2, "two looks while the task runs")
-    assert measured == []
-    _ENDS.set()
-    assert task.result()
-    until(lambda: measured, "a measurement")
-    plugin.teardown(worker)
-    assert (set(looks[:2]), measured) == ({1}, [0])
-
-
-def test_a_cpu_is_not_measured_between_two_tasks(
-    cluster: LocalCluster, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, *_ = cluster.workers.values()
-    looks, measured = [], []
-
-    class State:
-        executing_count = 0
-
-        @property
-        def executed_count(self) -> int:
-            looks.append(min(len(looks), 10))  # a task ends before each of the first ten looks
-            return looks[-1]
-
-    monkeypatch.setattr(worker_plugin, "_IDLE", 0.02)
-    monkeypatch.setattr(
-        speeds, "figures", lambda device: measured.append(len(looks)) or Figures(Speed(1.0, 2.0))
-    )
-    plugin = FerroWorker()
-    cluster.sync(plugin.setup, worker)
-    cluster.sync(_measures, worker.metrics[METRIC], SimpleNamespace(state=State()))
-    until(lambda: measured, "a measurement")
-    plugin.teardown(worker)
-    assert measured[0] > 10
-
-
-async def _measures(report: Report, worker: Any) -> None:
-    report.close()
-    report.measure(worker)
 
 
 # ---- links -------------------------------------------------------------------------------------------------

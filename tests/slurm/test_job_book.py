@@ -1,4 +1,4 @@
-"""The book of a cluster's jobs: why each was requested, what its workers did, and why it is over."""
+"""The book of a cluster's jobs: why each was requested, and why it is over."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from distributed import Scheduler
 
 from dask_ferro.slurm.job_book import JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState, Patience
@@ -23,17 +22,6 @@ def booked(*jobs: BatchJob, most: int = 100) -> JobBook:
     book = JobBook(most)
     book.request(jobs)
     return book
-
-
-def finishes(book: JobBook, worker: str, count: int = 1) -> None:
-    """Have a worker of a name finish tasks."""
-    book.counts._names[f"tcp://{worker}"] = worker
-    for _ in range(count):
-        ends(book, "memory", f"tcp://{worker}")
-
-
-def ends(book: JobBook, finish: str, worker: str) -> None:
-    book.counts.task_left(None, finish, 1.0, {"worker": worker})  # type: ignore[arg-type]
 
 
 def lived() -> tuple[JobBook, BatchJob]:
@@ -56,9 +44,6 @@ def lived() -> tuple[JobBook, BatchJob]:
 
 def test_a_life_is_told_from_the_reason_why_to_the_end() -> None:
     book, one = lived()
-    finishes(book, "a-0", 3)
-    finishes(book, "a-0.1", 4)
-    finishes(book, "other", 9)
     last = QueueRow("7", "NODE_FAIL", restarts=1, submitted=11.0, starts=110.0, ends=140.0)
     ending = one.follow(last, (), 141.0, Patience())
     assert ending is not None
@@ -67,7 +52,6 @@ def test_a_life_is_told_from_the_reason_why_to_the_end() -> None:
     assert row["workers"] == ["a-0", "a-0.1"]
     assert (row["ending"], row["state"]) == ("NODE_FAIL", "ended")
     assert (row["submitted_at"], row["started_at"], row["ended_at"]) == (11.0, 110.0, 140.0)
-    assert row["tasks"] == 7
     assert row["node_seconds"] == 30 + 2 * 30
     assert json.loads(json.dumps(row)) == row
 
@@ -104,33 +88,3 @@ def test_of_jobs_that_are_over_the_newest_are_kept_and_of_others_all() -> None:
     for n in (1, 0, 2, 4):
         book.end(jobs[n], "done")
     assert [one.name for one in book.copies()] == ["a-2", "a-3", "a-4", "a-5"]
-
-
-def test_only_tasks_that_finished_count() -> None:
-    book = booked(job())
-    book.counts._names["tcp://1"] = "a-0"
-    for finish, worker in [("memory", "1"), ("memory", "1"), ("erred", "1"), ("memory", "3")]:
-        ends(book, finish, f"tcp://{worker}")
-    assert [row["tasks"] for row in book.rows()] == [2]
-
-
-def test_a_job_that_is_requeued_again_and_again_keeps_all_tasks() -> None:
-    one = job()
-    book = booked(one)
-    for restarts in range(300):
-        one.restarts = restarts
-        finishes(book, one.workers[0], 2)
-        book.counts.remove_worker(Scheduler, f"tcp://{one.workers[0]}")  # type: ignore[arg-type]
-        book.tidy()
-    assert [row["tasks"] for row in book.rows()] == [600]
-
-
-def test_counts_do_not_grow_without_end() -> None:
-    live = job(0)
-    book = booked(live)
-    finishes(book, "a-0")
-    for n in range(500):
-        finishes(book, f"foreign-{n}")
-        book.counts.remove_worker(Scheduler, f"tcp://foreign-{n}")  # type: ignore[arg-type]
-        book.tidy()
-    assert book.counts._done == {"a-0": 1}

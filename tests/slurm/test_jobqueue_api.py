@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import re
-import time
 import warnings
 from collections.abc import Iterator
 from inspect import Parameter, getdoc, signature
@@ -23,7 +21,6 @@ from distributed import Scheduler, Security
 
 import dask_ferro as ff
 from dask_ferro.options import options_of
-from dask_ferro.slurm import logs as slurm_logs
 from dask_ferro.slurm.keywords import ClusterKeywords
 
 SHAPE: dict[str, Any] = {"cores": 4, "processes": 2, "memory": "8GB", "walltime": "06:00:00"}
@@ -312,21 +309,6 @@ def test_a_cluster_is_not_found_by_its_name_as_in_dask(cluster) -> None:
     for kind in (dask_jobqueue.SLURMCluster, ff.SLURMCluster):
         with pytest.raises(NotImplementedError):
             kind.from_name("run")
-
-
-def test_the_jobs_own_output_stands_beside_dasks_logs(cluster, monkeypatch) -> None:
-    monkeypatch.setattr(slurm_logs, "_BYTES", 30)
-    folder = Path(cluster._dummy_job.log_directory)
-    (folder / "dask-worker-7.err").write_text("first line\n" + "long line\n" * 5)
-    (folder / "other-7.err").write_text("not of this job's name")
-    old = folder / "dask-worker-6.err"
-    old.write_text("of before")
-    os.utime(old, (time.time() - 3600, time.time() - 3600))
-    logs = cluster.get_logs(workers=False)
-    assert sorted(logs) == sorted(["Cluster", "Scheduler", str(folder / "dask-worker-7.err")])
-    assert logs[str(folder / "dask-worker-7.err")] == "long line\nlong line"
-    assert list(cluster.get_logs(cluster=False, scheduler=False, workers=False, jobs=False)) == []
-    assert "long line" in logs._repr_html_()
 
 
 def test_a_cluster_has_them(cluster) -> None:

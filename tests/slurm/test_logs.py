@@ -30,8 +30,6 @@ def job(job_id: str, number: str = "") -> BatchJob:
         pytest.param(job("7"), "-p cpu", ("/sub/slurm-7.out",), id="SLURM's default"),
         pytest.param(job("7_2"), "-p cpu", ("/sub/slurm-7_2.out",), id="and for arrays"),
         pytest.param(job("7_2"), "-o %A-%3a-%j", ("/sub/7-002-*",), id="what nobody knows may be anything"),
-        pytest.param(None, "-o /l/%x-%J.out\n#SBATCH -e /dev/null", ("/dev/null", "/l/w-*.out"), id="of any job"),
-        pytest.param(None, "-p cpu", (), id="in no file that is named"),
     ],
 )  # fmt: skip
 def test_files(one, header, paths, monkeypatch):

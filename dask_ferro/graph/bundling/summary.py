@@ -1,4 +1,4 @@
-"""Summaries of a model's cost: per operator, over all chunks of a run, and the lower bound of any schedule.
+"""Summaries of a model's cost: per operator, the work, and the critical path.
 
 Sums of what `cost` and `plan` project; nothing is decided here.  Durations are seconds, sizes bytes.
 """
@@ -6,13 +6,11 @@ Sums of what `cost` and `plan` project; nothing is decided here.  Durations are 
 from __future__ import annotations
 
 from collections import defaultdict
-from math import ceil
 from typing import NamedTuple
 
 import onnx_ir as ir
 
-from dask_ferro.graph.bundling.partition import DASK, Dag, finest, longest_path
-from dask_ferro.graph.bundling.plan import Plan
+from dask_ferro.graph.bundling.partition import Dag, finest, longest_path
 from dask_ferro.graph.cost.roofline import ModelCost
 
 
@@ -32,10 +30,6 @@ class Bound(NamedTuple):
     work: float
     path: float
 
-    def over(self, workers: int, chunks: int = 1) -> float:
-        """Return the lower bound of any schedule's makespan: max(work / workers, critical path)."""
-        return max(chunks * self.work / workers, self.path)
-
 
 def per_op(model: ir.Model, cost: ModelCost) -> list[OpRow]:
     """Return one row for each operator of the main graph, the most seconds first."""
@@ -51,13 +45,3 @@ def per_op(model: ir.Model, cost: ModelCost) -> list[OpRow]:
 def bound(dag: Dag) -> Bound:
     """Return the work and the critical path of a graph, without any overhead."""
     return Bound(sum(dag.seconds), longest_path(finest(dag)))
-
-
-def over_chunks(plan: Plan, chunks: int, *, workers: int, slices: int = 1) -> float:
-    """Return the projected makespan of a plan that runs once for every chunk: of one, or of all where workers are busy.
-
-    `slices` is how often a bundle runs inside its task (a fixed batch size smaller than the chunk).
-    """
-    size = max(1, len(plan.bundles))
-    work = slices * sum(piece.seconds for piece in plan.bundles) + size * DASK.task_s
-    return max(slices * plan.makespan, ceil(chunks * size / workers) * work / size)

@@ -129,8 +129,7 @@ class Pipeline:
         self._graphs: dict[int, RankGraphs] = {}
 
     def __repr__(self) -> str:
-        by = "" if self._plan is None else f"\nby {self._plan.source}"
-        return f"<Pipeline of {self.schedule.chunks} chunks, {self.schedule.name}\n{self.schedule}{by}>"
+        return f"<Pipeline of {self.schedule.chunks} chunks, {self.schedule.name}\n{self.schedule}>"
 
     def _run_form(self) -> RunForm:
         outputs = [spec.name for spec in self._opened.signature.outputs]

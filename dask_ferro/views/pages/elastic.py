@@ -98,9 +98,11 @@ class ElasticPage:
             )
         else:
             self.headline.text = _state_line(picture.decisions[-1])
+        # The reason changes every second; what was done, and the newest reason, would be lost among the others.
         lines = [
             (d["time"], d.get("why", ""), "; ".join(d.get("actions", ())) or "no change")
             for d in picture.decisions
+            if d.get("actions") or d is picture.decisions[-1]
         ]
         lines += [(at, text, "") for at, text in picture.departures]
         lines.sort(key=lambda one: -one[0])

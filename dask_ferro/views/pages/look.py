@@ -125,7 +125,9 @@ def line(text: str = "", *, styles: dict[str, str] | None = None, **options: Any
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a table of texts as HTML."""
     cell = f"padding:3px 14px 3px 0;vertical-align:top;text-align:left;border-bottom:1px solid {GRID}"
-    heads = "".join(f'<th style="{cell};color:{FAINT};font-weight:normal">{name}</th>' for name in head)
+    heads = "".join(
+        f'<th style="{cell};color:{FAINT};font-weight:normal;white-space:nowrap">{name}</th>' for name in head
+    )
     lines = ("".join(f'<td style="{cell}">{escape(text)}</td>' for text in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<table style="border-collapse:collapse;margin-top:8px"><tr>{heads}</tr>{body}</table>'
