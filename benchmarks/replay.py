@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import exp, log
@@ -33,11 +34,14 @@ from zlib import crc32
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
+import dask.order  # noqa: E402
 import measure  # noqa: E402
 from simulated import records  # noqa: E402
 from simulated.clusters import hosts  # noqa: E402
 from simulated.contenders import simulate  # noqa: E402
 
+from dask_ferro.graph.bundling.partition import DASK  # noqa: E402
+from dask_ferro.lower.upstream import List, Task, TaskRef  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster  # noqa: E402
 from dask_ferro.simulate.graphs.bundles import in_bundles  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
@@ -138,19 +142,25 @@ def _count_cpu() -> None:
 
 def convert_workflows(folder: Path, note: Any) -> None:
     """Store instances of WfCommons' collection, in Dask's order."""
-    from dask.order import order
-
-    from dask_ferro.lower.upstream import List, Task, TaskRef
     from dask_ferro.simulate.graphs import wfcommons
 
     for name, path in INSTANCES.items():
         graph = wfcommons.load(folder / path)
-        tasks = {
-            task.key: Task(task.key, len, List(*map(TaskRef, task.dependencies))) for task in graph.tasks
-        }  # type: ignore[arg-type]
         source = f"https://github.com/wfcommons/WfInstances, {path}"
-        stored = records.save(TaskGraph(name, graph.tasks), order(tasks), source)
+        stored = records.save(TaskGraph(name, graph.tasks), dask_order(graph), source)
         note(f"{name}: {len(graph.tasks):,} tasks, {stored.stat().st_size / 1e3:.0f} kB")
+
+
+def dask_order(graph: TaskGraph) -> dict[Any, int]:
+    """Return the order in which Dask runs the tasks of a graph."""
+    # By numbers: the hashes of names, and so Dask's order of equals, differ from process to process.
+    number = {task.key: i for i, task in enumerate(graph.tasks)}
+    tasks = {
+        i: Task(i, len, List(*(TaskRef(number[key]) for key in graph.tasks[i].dependencies)))
+        for i in number.values()
+    }
+    places = dask.order.order(tasks)  # type: ignore[arg-type]
+    return {key: places[i] for key, i in number.items()}
 
 
 # ---- replay --------------------------------------------------------------------------------------------------
@@ -175,9 +185,12 @@ def run(content: Mapping[str, Any], case: Case, contender: str, *, seed: int = 0
     """Simulate a case; the options are those of `records.graph_of`."""
     copies = max(min(case.workers // RECORDED_ON, MOST_TASKS // len(content["back"])), 1)
     graph, order = records.graph_of(content, copies, seed=seed, **options)
+    cluster = case.cluster
     if contender == "bundled":
-        graph, order = in_bundles(graph, case.workers), None
-    return simulate(graph, case.cluster, policy=CONTENDERS[contender], order=order, seed=seed)
+        link = cluster.same_host if case.hosts == 1 else cluster.other_host
+        made = in_bundles(graph, case.workers, replace(DASK, bytes_per_s=link.bandwidth))
+        graph, order = (graph, order) if made is graph else (made, dask_order(made))
+    return simulate(graph, cluster, policy=CONTENDERS[contender], order=order, seed=seed)
 
 
 def compare(content: Mapping[str, Any], case: Case, chunks: str, seeds: int) -> dict[str, Any]:

@@ -165,8 +165,9 @@ def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
 # Projections, in the figures of a Dask cluster of processes: a task costs its worker `task_s` besides its own seconds;
 # a task that follows another is ready `hop_s` after it, wherever it runs; bytes cost their transfer when their producer
 # ran elsewhere; and the scheduler, one process, hands out a task every `dispatch_s`.  The ready piece of highest upward
-# rank (the longest way to the end; Topcuoglu, Hariri, Wu, 2002), or the first in another order, goes to the free worker
-# that holds most of its inputs.
+# rank (the longest way to the end; Topcuoglu, Hariri, Wu, 2002), or the first in another order, goes to the worker that
+# is free first, or made inputs of it, whichever begins it earlier, if bytes count `BURDEN` times.  A worker's link
+# carries what it receives, and what it sends, one after another.
 #
 # A piece of several nodes keeps what it hands out until the last reader of any of it has run; what is sent to another
 # worker counts there once more.  Results that nobody reads are not counted: they stay, however the graph is cut.
@@ -174,6 +175,9 @@ def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
 # A piece that reads some results of another is sent all of them if that is at most so many bytes more for each one
 # that it reads: a task that picks one takes as long.
 MORE = 2 << 20
+# How often the bytes of inputs count where a task is placed: at 1, a piece moves to any worker that is free for less
+# than its inputs take alone, and 64 workers were projected to move 140 times what they do.
+BURDEN = 10.0
 # From those that each piece waits for to the place of each in an order: the ready piece of least place runs first.
 Ranks: TypeAlias = Callable[[Sequence[Sequence[int]]], Sequence[int]]
 
@@ -216,11 +220,15 @@ FREE = Overheads(task_s=0.0, hop_s=0.0, bytes_per_s=inf, dispatch_s=0.0)
 
 
 class Schedule(NamedTuple):
-    """Seconds from submission until the last piece ends, the worker of each piece, and starts (v) and ends (~v)."""
+    """Seconds from submission until the last piece ends, the worker of each piece, and starts (v) and ends (~v).
+
+    `moved` are the bytes that are sent between workers.
+    """
 
     seconds: float
     ran_on: Sequence[int]
     events: Sequence[int]
+    moved: float
 
 
 def lower_bound(q: Quotient, *, workers: int, overheads: Overheads, enough: float = inf) -> float:
@@ -293,65 +301,99 @@ def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks |
         rank = ranks(_rows_of(q.src[q.into], q.pred_at))
     spent = (q.seconds + overheads.task_s).tolist()
     waits = np.diff(q.pred_at).tolist()
-    arrived = [0.0] * len(q)
     ran_on = [-1] * len(q)
     events: list[int] = []
     coming = [(0.0, rank[v], v) for v in range(len(q)) if not waits[v]]
     heapify(coming)
-    # What waits for the scheduler, and what was handed out.
+    # What waits for the scheduler; roots that wait for a worker without others; what each worker was handed.
     queued: list[tuple[float, int]] = []
-    ready: list[tuple[float, int]] = []
+    roots: list[tuple[float, int]] = []
+    handed: list[list[tuple[float, int, float]]] = [[] for _ in range(workers)]
     running: list[tuple[float, int, int]] = []
     # Nothing is removed from the middle of the heap, so it may hold a worker twice or a busy one; `free` is exact.
     idle = list(range(workers))
     free = [True] * workers
-    now = dispatched = 0.0
-    while coming or queued or ready or running:
+    # The projected end of what a worker was handed, and of what it receives and sends.
+    until, receives, sends = ([0.0] * workers for _ in range(3))
+    sent: set[tuple[int, int]] = set()
+    now = dispatched = moved = 0.0
+
+    def start(v: int, worker: int, arrival: float) -> None:
+        free[worker] = False
+        ran_on[v] = worker
+        events.append(v)
+        heappush(running, (max(now, arrival) + spent[v], worker, v))
+
+    while coming or queued or running:
         while coming or queued:
-            # The scheduler hands out the first in order of all that wait: Dask queues roots.
+            # The scheduler hands out the first in order of all that wait.
             begin = dispatched if queued else max(dispatched, coming[0][0])
             if begin + dispatch > now:
                 break
             while coming and coming[0][0] <= begin:
                 heappush(queued, heappop(coming)[1:])
             priority, v = heappop(queued)
-            arrived[v] = dispatched = begin + dispatch
-            heappush(ready, (priority, v))
-        while ready and len(running) < workers:
-            v = heappop(ready)[1]
-            # The free worker that made most bytes of the inputs, else the first.
+            arrival = dispatched = begin + dispatch
+            if pred_at[v] == pred_at[v + 1]:
+                while idle and not free[idle[0]]:
+                    heappop(idle)
+                if idle:
+                    start(v, worker := heappop(idle), arrival)
+                    until[worker] = now + spent[v]
+                else:
+                    # Dask queues roots.
+                    heappush(roots, (priority, v))
+                continue
             made: dict[int, float] = {}
             for edge in range(pred_at[v], pred_at[v + 1]):
                 maker = ran_on[sources[edge]]
                 made[maker] = made.get(maker, 0.0) + sizes[edge]
-            worker, most = -1, -1.0
+            total = sum(made.values())
+            worker = until.index(min(until))
+            least = max(until[worker], now) + BURDEN * (total - made.get(worker, 0.0)) / per_s
             for maker, size in made.items():
-                if free[maker] and (size > most or (size == most and maker < worker)):
-                    worker, most = maker, size
-            while worker < 0 or not free[worker]:
-                worker = heappop(idle)
-            free[worker] = False
-            ran_on[v] = worker
-            events.append(v)
-            fetched = sum(made.values()) - made.get(worker, 0.0)
-            heappush(running, (max(now, arrived[v] + fetched / per_s) + spent[v], worker, v))
+                begins = max(until[maker], now) + BURDEN * (total - size) / per_s
+                if begins < least or (begins == least and maker < worker):
+                    worker, least = maker, begins
+            for edge in range(pred_at[v], pred_at[v + 1]):
+                u = sources[edge]
+                if (maker := ran_on[u]) != worker and (u, worker) not in sent:
+                    sent.add((u, worker))
+                    moved += sizes[edge]
+                    took = sizes[edge] / per_s
+                    receives[worker] = max(receives[worker], dispatched) + took
+                    sends[maker] = max(sends[maker], dispatched) + took
+                    arrival = max(arrival, receives[worker], sends[maker])
+            until[worker] = max(until[worker], now, arrival) + spent[v]
+            if free[worker]:
+                start(v, worker, arrival)
+            else:
+                heappush(handed[worker], (priority, v, arrival))
         end = running[0][0] if running else inf
-        start = inf
+        next_out = inf
         if queued:
-            start = dispatched + dispatch
+            next_out = dispatched + dispatch
         elif coming:
-            start = max(dispatched, coming[0][0]) + dispatch
-        now = max(now, min(end, start))
+            next_out = max(dispatched, coming[0][0]) + dispatch
+        now = max(now, min(end, next_out))
         while running and running[0][0] <= now:
             _, worker, u = heappop(running)
             events.append(~u)
-            free[worker] = True
-            heappush(idle, worker)
             for v in targets[succ_at[u] : succ_at[u + 1]]:
                 waits[v] -= 1
                 if not waits[v]:
                     heappush(coming, (now + hop, rank[v], v))
-    return Schedule(now, ran_on, events)
+            if handed[worker]:
+                _, v, arrival = heappop(handed[worker])
+                start(v, worker, arrival)
+            elif roots:
+                v = heappop(roots)[1]
+                start(v, worker, now)
+                until[worker] = now + spent[v]
+            else:
+                free[worker] = True
+                heappush(idle, worker)
+    return Schedule(now, ran_on, events, moved)
 
 
 def peak(q: Quotient, schedule: Schedule) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from dask_ferro.graph.bundling.partition import DASK, Dag
+from dask_ferro.graph.bundling.partition import DASK, MORE, Dag, Overheads
 from dask_ferro.graph.bundling.tasks import TaskDag, bundle_tasks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 
@@ -18,7 +18,7 @@ from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 _HOLDS = 32 * 2**20
 
 
-def in_bundles(graph: TaskGraph, workers: int) -> TaskGraph:
+def in_bundles(graph: TaskGraph, workers: int, overheads: Overheads = DASK) -> TaskGraph:
     """Return a graph whose tasks are bundles of another one's tasks; those of a phase are bundled by themselves.
 
     Parameters
@@ -26,21 +26,23 @@ def in_bundles(graph: TaskGraph, workers: int) -> TaskGraph:
     graph : TaskGraph
     workers : int
         Tasks that run at a time.
+    overheads : Overheads
     """
-    place: dict[Key, Key] = {}
     made: list[TaskSpec] = []
     phases = []
+    writer = _Writer(graph)
     for start, stop in zip([0, *graph.stops], graph.stops, strict=False):
         tasks = graph.tasks[start:stop]
         shares = [task.nbytes / _HOLDS for task in tasks]
         # Roots that start on one worker share no bundle with tasks that may run anywhere.
         kinds = [int(bool(graph.pinned) and not task.dependencies) for task in tasks]
         work = TaskDag(_dag(tasks), kinds, shares)
-        bundles = bundle_tasks(work, workers=workers, allowance=workers * _HOLDS, overheads=DASK)
-        before = len(made)
-        for bundle in bundles:
-            made += _bundle(graph, list(map(tasks.__getitem__, bundle)), place, len(made))
-        phases.append(len(made) - before)
+        bundles = bundle_tasks(work, workers=workers, allowance=workers * _HOLDS, overheads=overheads)
+        written = [task for bundle in bundles for task in writer.write([tasks[i] for i in bundle])]
+        made += written
+        phases.append(len(written))
+    if len(made) == len(graph.tasks):
+        return graph
     return TaskGraph(graph.name, tuple(made), graph.pinned, tuple(phases) if graph.phases else ())
 
 
@@ -54,30 +56,51 @@ def _dag(tasks: Sequence[TaskSpec]) -> Dag:
     return Dag([task.seconds for task in tasks], edges)
 
 
-def _bundle(graph: TaskGraph, tasks: list[TaskSpec], place: dict[Key, Key], number: int) -> list[TaskSpec]:
-    """Return the bundle of some tasks, and a task that picks each of its results if others read several of them.
+class _Writer:
+    """Bundles, written in a topological order: a bundle reads whole tuples, or results that a task passes on."""
 
-    `place` receives the keys under which readers of the tasks read them.
-    """
-    inside = {task.key for task in tasks}
-    if len(tasks) == 1:
-        key, prefix, group = tasks[0].key, tasks[0].prefix, tasks[0].group
-    else:
-        prefix = "bundle:" + "+".join(sorted({task.prefix for task in tasks}))
-        group = f"{prefix}-{graph.name}"
-        key = (group, number)
-    read = dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks))
-    sources = dict.fromkeys(place[name] for name in read if name not in inside)
-    after = graph.dependents
-    outputs = [t for t in tasks if not after[t.key] or not inside.issuperset(after[t.key])]
-    seconds = sum(task.seconds for task in tasks)
-    # As the scheduler is told of a bundle's seconds; a single task is known by its prefix alone.
-    annotated = tasks[0].annotated if len(tasks) == 1 else seconds
-    nbytes = sum(task.nbytes for task in outputs)
-    made = [TaskSpec(key, prefix, group, seconds, nbytes, tuple(sources), annotated)]
-    place.update(dict.fromkeys(inside, key))
-    if len(outputs) > 1:
-        for task in outputs:
-            place[task.key] = picked = (f"pick-{group}", number, task.key)
-            made.append(TaskSpec(picked, "pick", f"pick-{group}", 0.0, task.nbytes, (key,), 0.0))
-    return made
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+        self._nbytes = {task.key: task.nbytes for task in graph.tasks}
+        # The task that each result is found in, and the bytes of each tuple of several results.
+        self._place: dict[Key, Key] = {}
+        self._tuples: dict[Key, int] = {}
+        self._passed: dict[Key, Key] = {}
+
+    def write(self, tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+        """Return the bundle of some tasks, after the tasks that pass on what it reads."""
+        inside = {task.key for task in tasks}
+        if len(tasks) == 1:
+            key, prefix, group = tasks[0].key, tasks[0].prefix, tasks[0].group
+        else:
+            prefix = "bundle:" + "+".join(sorted({task.prefix for task in tasks}))
+            group = f"{prefix}-{self._graph.name}"
+            key = (group, len(self._place))
+        read: dict[Key, list[Key]] = {}
+        for name in dict.fromkeys(chain.from_iterable(task.dependencies for task in tasks)):
+            if name not in inside:
+                read.setdefault(self._place[name], []).append(name)
+        made: list[TaskSpec] = []
+        sources: list[Key] = []
+        for source, names in read.items():
+            others = self._tuples.get(source, 0) - sum(map(self._nbytes.__getitem__, names))
+            if others <= MORE * len(names):
+                sources.append(source)
+                continue
+            for name in names:
+                if name not in self._passed:
+                    self._passed[name] = passed = (f"pass-{self._graph.name}", len(self._passed))
+                    made.append(
+                        TaskSpec(passed, "pass", str(passed[0]), 0.0, self._nbytes[name], (source,), 0.0)
+                    )
+                sources.append(self._passed[name])
+        after = self._graph.dependents
+        outputs = [t for t in tasks if not after[t.key] or not inside.issuperset(after[t.key])]
+        seconds = sum(task.seconds for task in tasks)
+        # As the scheduler is told of a bundle's seconds; a single task is known by its prefix alone.
+        annotated = tasks[0].annotated if len(tasks) == 1 else seconds
+        nbytes = sum(task.nbytes for task in outputs)
+        self._place.update(dict.fromkeys(inside, key))
+        if len(outputs) > 1:
+            self._tuples[key] = nbytes
+        return [*made, TaskSpec(key, prefix, group, seconds, nbytes, tuple(sources), annotated)]
