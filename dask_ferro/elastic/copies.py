@@ -77,11 +77,17 @@ class Copies(ActiveMemoryManagerPolicy):
     Parameters
     ----------
     scheduler : Scheduler
+
+    Attributes
+    ----------
+    totals : Counter of str
+        "results" and "bytes" copied so far.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.share: float = config.value("elastic.copy-share")
+        self.totals: Counter[str] = Counter()
         self._runs: ActiveMemoryManagerExtension | None = None
         self._kept = KeepCopies(self._job_of)
         self._jobs: dict[str, str] = {}  # by name of the workers that may be preempted
@@ -166,13 +172,15 @@ class Copies(ActiveMemoryManagerPolicy):
         return rooms
 
     def _arrived(self) -> None:
-        """Forget the copies that came or are late, and those whose result or receiver is gone."""
+        """Count the copies that came, and forget those that are late, or whose result or receiver is gone."""
         for key, request in list(self._coming.items()):
             ts = self.scheduler.tasks.get(key)
             holders = (ts.who_has if ts is not None else None) or ()
-            is_coming = holders and request.to not in holders and request.to in self.scheduler.running
-            if not is_coming or monotonic() - request.at >= _LOST:
-                del self._coming[key]
+            if request.to in holders:
+                self.totals.update(results=1, bytes=request.nbytes)
+            elif holders and request.to in self.scheduler.running and monotonic() - request.at < _LOST:
+                continue
+            del self._coming[key]
 
     def _seat(self, ws: WorkerState) -> WorkerPlace:
         return WorkerPlace(self._job_of(ws), ws.host)

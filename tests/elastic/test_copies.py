@@ -151,7 +151,9 @@ async def test_a_preemption_without_warning_loses_nothing_that_was_copied(p):
     await finished_async([*held, cheap, safe])
     # Dask may steal some of them to the safe worker before they run.
     await until_async(lambda: all("safe" in p.holders(f) for f in held), "a copy of each")
-    assert any(len(p.holders(f)) == 2 for f in held)
+    copied = [p.scheduler.tasks[f.key].nbytes for f in held if len(p.holders(f)) == 2]
+    await until_async(lambda: p.copies.totals["results"] == len(copied) > 0, "all of them to be counted")
+    assert p.copies.totals["bytes"] == sum(copied)
     assert (len(p.holders(cheap)), p.holders(safe)) == (1, {"safe"})
     await p.scheduler.remove_worker(p.workers["spot"].address, stimulus_id="preempted")
     assert [len(value) for value in await p.client.gather(held)] == [1000] * 8
@@ -288,6 +290,8 @@ async def test_a_run_is_bounded_however_many_results_there_are(p, monkeypatch):
     assert max(map(len, looks)) <= 40
     assert set().union(*looks) == set(held)
     await until_async(lambda: all(len(p.holders(held[key])) == 2 for key in dear), "copies of the dear ones")
+    await p.runs(1)
+    assert p.copies.totals["results"] == len(dear)
 
 
 class Preemptible:
