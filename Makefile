@@ -55,7 +55,7 @@ endif
 # Of each room a file or two of decisions and plain values, which start no process: 30 s of two cores.
 QUICK := policy graph/autodiff/test_autodiff.py graph/bundling/test_summary.py graph/model/test_load.py \
     graph/parallel/test_apply.py graph/pipeline/test_schedule.py graph/sharding/test_redistribute.py \
-    graph/tensor/test_tensor.py engines/array/test_program.py lower/bundled/test_recent.py \
+    graph/tensor/test_tensor.py engines/array/test_program.py lower/bundling/test_recent.py \
     stream/test_chunks.py train/test_scaling.py train/test_states.py simulate/test_engine.py \
     slurm/test_parsing.py observe/test_rules.py views/test_terminal.py
 quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster or a process; under a minute

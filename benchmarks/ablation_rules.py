@@ -322,12 +322,12 @@ ESTIMATES = (
         "worker_load",
     ),
     _constant("USUAL_TASKS", 0.0, "A worker's slowness begins with two tasks as projected.", "worker_load"),
-    _constant("SPREAD", 1.0, "Slowness within a factor of two is noise.", "worker_load"),
+    _constant("SPREAD_FACTOR", 1.0, "Slowness within a factor of two is noise.", "worker_load"),
     _constant(
         "LIGHT", 0, "A transfer up to 64 KiB tells of latency, not of bandwidth; off: of bandwidth.", E
     ),
     _constant(
-        "UNSEEN",
+        "UNSEEN_RESULTS",
         HUGE,
         "Four results of a prefix never seen are thought to fill a device; off: they take what inputs do.",
         E,
@@ -419,7 +419,7 @@ STEALING = (
     swap_steal(
         "transfers under way do not matter",
         "A task whose victim fetches its inputs is projected to fetch them for as long elsewhere.",
-        (N + "Informed._fetches", gives(False)),
+        (N + "InformedPolicy._fetches", gives(False)),
     ),
     steal("shortest", 1e-6, "A task under 2 ms moves only when it is projected to wait."),
     steal("bears", 1.0, "Such a wait is ten times the cost of the move; off: once."),
@@ -447,7 +447,7 @@ STEALING = (
     swap_steal(
         "tasks about to start may move",
         "A task that starts within its worker's threshold stays.",
-        (N + "Informed._best", lambda old: lambda self, *facts: old(self, *facts[:-1], 0.0)),
+        (N + "InformedPolicy._best", lambda old: lambda self, *facts: old(self, *facts[:-1], 0.0)),
     ),
     swap_steal(
         "no task unlocks",
@@ -462,7 +462,7 @@ STEALING = (
     swap_steal(
         "back and forth",
         "A task that was moved returns only after a wait, doubled by each move.",
-        (N + "Informed._stays", _without(origins=())),
+        (N + "InformedPolicy._stays", _without(origins=())),
     ),
     swap_steal(
         "overdue tasks as projected",
@@ -513,13 +513,13 @@ STEALING = (
     ),
     unseen(
         "stealing",
-        "Withdrawn, Unsent, seceded",
+        "RequestWithdrawn, RequestUnsent, seceded",
         "A request without an answer, or of a task that seceded, ends.",
         "virtual victims always answer",
     ),
     unseen(
         "stealing",
-        "HISTORY, IDLE, _SCANNED, OVERDUE",
+        "HISTORY, MAX_IDLE, _MAX_SCANNED, OVERDUE",
         "Kept outcomes, idle workers and scanned entries are bounded.",
         "they bound the scheduler's time",
     ),
@@ -556,7 +556,7 @@ MESSAGES = (
     ),
     unseen(
         "messages",
-        "EASED",
+        "RELEASE_FACTOR",
         "A saturated loop counts as such down to 0.9 of the bound.",
         "loads between are rare",
     ),
@@ -584,7 +584,7 @@ SCALING = (
     swap_scale(
         "power at its arrival",
         "The work left when a job arrives counts, not the work now.",
-        (G + "left", lambda old: lambda profile, shifts, until, fastest=1.0: profile),
+        (G + "advance", lambda old: lambda profile, shifts, until, fastest=1.0: profile),
     ),
     swap_scale(
         "queue waits are the mean",
@@ -610,7 +610,9 @@ SCALING = (
         (F + "Outlook.ahead", lambda old: lambda self, works: self.parameters.notice),
     ),
     swap_scale(
-        "works are alone", "Threads that another work keeps busy do not help.", (G + "_shared", gives([]))
+        "works are alone",
+        "Threads that another work keeps busy do not help.",
+        (G + "_shared_load", gives([])),
     ),
     swap_scale(
         "no room for starving works",
@@ -625,7 +627,7 @@ SCALING = (
     swap_scale(
         "all end together",
         "Jobs that end together go in turn, for successors to take over.",
-        (R + "due", gives([])),
+        (R + "due_jobs", gives([])),
     ),
     swap_scale("idle jobs stay", "Idle jobs go.", (R + "_dismiss_idle", gives([]))),
     swap_scale(
@@ -643,7 +645,7 @@ SCALING = (
         "a running task ends as projected",
         "One that overran takes as long again, one never measured twice the longest run.",
         (ADAPTER + "seconds_left", lambda old: lambda takes, ran: max(takes - ran, 1e-4)),
-        (ADAPTER + "unmeasured", lambda old: lambda longest, guess: guess),
+        (ADAPTER + "extrapolate", lambda old: lambda longest, guess: guess),
     ),
     unseen(
         "scaling",
@@ -673,7 +675,7 @@ REPLICATION = tuple(
             "Workers receive copies of results that preemptible jobs hold up to half of their memory.",
         ),
         ("_BANDWIDTH, _MESSAGE", "A copy costs its bytes over 100 MB/s, and 5 ms."),
-        ("_WORTH", "A result is copied if computing it takes twice as long as its copy."),
+        ("_MIN_GAIN", "A result is copied if computing it takes twice as long as its copy."),
         ("rank", "Results with most seconds saved per byte come first."),
         ("droppable", "Replicas that insure each other are not dropped."),
         ("host", "A copy on another preemptible job goes to another host."),

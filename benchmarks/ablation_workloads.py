@@ -32,7 +32,7 @@ from dask_ferro.policy.estimates import Link
 from dask_ferro.policy.scaling.step import ScalingParameters
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
-from dask_ferro.simulate.engine import Stuck, simulate
+from dask_ferro.simulate.engine import StuckError, simulate
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import Trace
 
@@ -274,7 +274,7 @@ def elastic(
                 graph_of(seed), pools, controller, at_start={pools[0].name: at_start} if at_start else None,
                 policy=setup.policy, rules=setup.settings, seed=seed, limit=LIMIT,
             )  # fmt: skip
-        except Stuck:
+        except StuckError:
             return Figures(LIMIT, 0.0, 0.0, 0.0, 0.0, stuck=True)
         return _figures(ran.trace, ran.node_seconds)
 

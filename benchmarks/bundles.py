@@ -50,8 +50,8 @@ from real import USUAL, clusters  # noqa: E402
 from simulated.flows import simulate_flow  # noqa: E402
 from simulated.graph_builder import GraphBuilder  # noqa: E402
 
-from dask_ferro.lower.bundled.choice import FLOW_LASTS  # noqa: E402
-from dask_ferro.lower.bundled.recent import FLOW_STARTS  # noqa: E402
+from dask_ferro.lower.bundling.choice import FLOW_LASTS  # noqa: E402
+from dask_ferro.lower.bundling.recent import FLOW_STARTS  # noqa: E402
 from dask_ferro.scheduler.bundle_costs import MEMBERS as FLOW_MEMBERS  # noqa: E402
 from dask_ferro.scheduler.bundle_costs import BundleCosts  # noqa: E402
 from dask_ferro.scheduler.plugin import part_of  # noqa: E402
@@ -361,8 +361,8 @@ def _stolen(*, dask_scheduler: Scheduler) -> int:
 def submission(tasks: int) -> dict[str, float]:
     """Return the seconds in which a stencil of so many tasks is bundled, and planned as a flow of two members."""
     from dask_ferro.flow.costs import TaskCost
-    from dask_ferro.lower.bundled.choice import CostFacts
-    from dask_ferro.lower.bundled.rewrite import rewritten
+    from dask_ferro.lower.bundling.choice import CostFacts
+    from dask_ferro.lower.bundling.rewrite import rewrite_graph
     from dask_ferro.lower.upstream import Task, TaskRef
 
     width = max(1, tasks // 100)
@@ -384,7 +384,7 @@ def submission(tasks: int) -> dict[str, float]:
             lambda key, cost=cost: cost, lambda key: None, lambda key: None, 2, 1e9, 1e12, members=members
         )
         start = perf_counter()
-        made = rewritten(graph, wanted, {}, facts)
+        made = rewrite_graph(graph, wanted, {}, facts)
         found[timer] = perf_counter() - start
         found[name] = len(made.graph)
     return found

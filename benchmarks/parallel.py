@@ -33,9 +33,9 @@ from emulated.sleeping import sleeping  # noqa: E402
 from simulated.pipeline import StageSeconds, simulate  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.graph.pipeline.named import NAMES  # noqa: E402
-from dask_ferro.graph.pipeline.named import make_schedule as named_schedule  # noqa: E402
 from dask_ferro.graph.pipeline.schedule import Schedule  # noqa: E402
+from dask_ferro.graph.pipeline.schedules import NAMES  # noqa: E402
+from dask_ferro.graph.pipeline.schedules import make_schedule as named_schedule  # noqa: E402
 from dask_ferro.lower.ranks.pipeline import Pipeline  # noqa: E402
 
 SEED = 0

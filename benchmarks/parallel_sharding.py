@@ -26,7 +26,7 @@ from parallel_collectives import MIB, Terms, case  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
 import dask_ferro.tensor as ft  # noqa: E402
-from dask_ferro.graph.tensor.emit import Built, build  # noqa: E402
+from dask_ferro.graph.tensor.emit import BuiltModel, build  # noqa: E402
 from dask_ferro.lower.ranks.spmd import Ranks  # noqa: E402
 
 DATA = {"mesh": {"data": 2}, "inputs": {"x": {"data": 0}, "wanted": {"data": 0}}}
@@ -34,7 +34,7 @@ Note = Callable[[str], None]
 _runs = count()
 
 
-def step_of(layers: int, width: int, rows: int) -> Built:
+def step_of(layers: int, width: int, rows: int) -> BuiltModel:
     """Return the loss and gradients of a stack of blocks, with the weights in the model."""
     w = example.parameters(layers, width)
     loss = example.loss_of(w, layers, width, rows)

@@ -45,11 +45,19 @@ from simulated.contenders import simulate  # noqa: E402
 from simulated.generators import NAMES, build  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.policy.events import Answered, Ask, Assigned, Heard, Joined, MessagesSent, Tick  # noqa: E402
+from dask_ferro.policy.events import (  # noqa: E402
+    Ask,
+    MessagesSent,
+    StealAnswered,
+    TaskAssigned,
+    Tick,
+    WorkerJoined,
+    WorkerReported,
+)
 from dask_ferro.policy.facts import Key, Replica, TaskFacts  # noqa: E402
 from dask_ferro.policy.scheduling_core import SchedulingCore  # noqa: E402
 from dask_ferro.policy.stealing.informed import StealingParameters  # noqa: E402
-from dask_ferro.policy.stealing.policies import named  # noqa: E402
+from dask_ferro.policy.stealing.policies import make_policy  # noqa: E402
 from dask_ferro.policy.worker_load import Entry, WorkerLoad  # noqa: E402
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker  # noqa: E402
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph  # noqa: E402
@@ -319,8 +327,8 @@ def tick(tasks: int = 20_000, workers: int = 64, hungry: int = 8, repeats: int =
         moves = [told for told in decided if isinstance(told, Ask)]
         for key, victim, *_ in moves:
             running = frozenset(core.ledger.rows[victim].running)
-            core.handle(Answered(key, "kept"), 1.0)
-            core.handle(Heard(victim, 2.0, running), 1.0)  # for the next one all is as it was
+            core.handle(StealAnswered(key, "kept"), 1.0)
+            core.handle(WorkerReported(victim, 2.0, running), 1.0)  # for the next one all is as it was
     return {
         "tasks": tasks,
         "workers": workers,
@@ -362,15 +370,15 @@ def _full_core(tasks: int, workers: int, hungry: int) -> SchedulingCore:
     """Return a scheduling core whose first workers are idle, while the others have all tasks."""
     addresses = [f"tcp://10.0.0.{n % 4}:{9000 + n}" for n in range(workers)]
     facts = _Blocks()
-    core = SchedulingCore(facts, named("informed", StealingParameters()))
+    core = SchedulingCore(facts, make_policy("informed", StealingParameters()))
     core.ledger.durations.add("task", "cpu", 0.05)
     for address in addresses:
-        core.handle(Joined(address, 1, address.split(":")[1]), 0.0)
+        core.handle(WorkerJoined(address, 1, address.split(":")[1]), 0.0)
     full = addresses[hungry:]
     for n in range(tasks):
         at, key = full[n % len(full)], ("task", n)
         facts.blocks[key] = Replica(1_000_000, frozenset((at, full[(n + 1) % len(full)])))
-        core.handle(Assigned(key, at, "task", n), 0.0)
+        core.handle(TaskAssigned(key, at, "task", n), 0.0)
     core.handle(MessagesSent(), 0.0)
     return core
 

@@ -31,7 +31,7 @@ from tornado.httpclient import AsyncHTTPClient  # noqa: E402
 from tornado.websocket import websocket_connect  # noqa: E402
 
 import dask_ferro as ff  # noqa: E402
-from dask_ferro.policy.events import Settled  # noqa: E402
+from dask_ferro.policy.events import RequestSettled  # noqa: E402
 
 SEED = 0
 PAGES = ("overview", "stealing", "elastic")
@@ -75,7 +75,7 @@ class History:
             self._reported += 1
             if self._reported % STOLEN == 0:
                 victim, thief = self._random.sample(addresses, 2)
-                moved = Settled(f"k-{self._reported}", victim, thief, "confirmed", now, 0.01, 0.001)
+                moved = RequestSettled(f"k-{self._reported}", victim, thief, "confirmed", now, 0.01, 0.001)
                 self._stealing.records.moves.append(moved)
 
 

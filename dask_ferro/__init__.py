@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dask_ferro.observe.check import check_cluster
     from dask_ferro.observe.tracing import profile
     from dask_ferro.scheduler.annotations import prefer_device, require_device
-    from dask_ferro.scheduler.bundled import bundle_tasks
+    from dask_ferro.scheduler.bundling import bundle_tasks
     from dask_ferro.scheduler.install import install, uninstall
     from dask_ferro.slurm.cluster import SLURMCluster
     from dask_ferro.stream import predict_files
@@ -55,7 +55,7 @@ _MODULES = {
     "graph.parallel.apply": ("apply_plan",),
     "graph.parallel.autoplan": ("propose_plans",),
     "scheduler.install": ("install", "uninstall"),
-    "scheduler.bundled": ("bundle_tasks",),
+    "scheduler.bundling": ("bundle_tasks",),
     "scheduler.annotations": ("prefer_device", "require_device"),
     "observe.check": ("check_cluster",),
     "observe.tracing": ("profile",),

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dask_ferro.errors import InputError
-from dask_ferro.trace import About, Span, Trace
+from dask_ferro.trace import ModelPart, Span, Trace
 
 # The trace's counters of tasks and ops that are missing from it.
-_LOST = {"dropped": "tasks", "dropped_ops": "ops", "workers_without_ops": "workers that did not answer"}
+_LOSSES = {"dropped": "tasks", "dropped_ops": "ops", "workers_without_ops": "workers that did not answer"}
 
 
 class Instruction(NamedTuple):
@@ -106,16 +106,16 @@ def list_instructions(run: Any) -> Instructions:
     about = {task.key: task.about for task in trace.tasks}
     inside = {(span.key, span.worker) for span in trace.of("op")}
     rows = [
-        _instruction(span, about.get(span.key, About()))
+        _instruction(span, about.get(span.key, ModelPart()))
         for span in sorted(trace.spans, key=lambda span: (span.start, span.stop))
         if span.kind in ("op", "transfer")
         or (span.kind == "compute" and (span.key, span.worker) not in inside)
     ]
-    lost = [f"{trace.counts[name]:.0f} {what}" for name, what in _LOST.items() if trace.counts.get(name)]
+    lost = [f"{trace.counts[name]:.0f} {what}" for name, what in _LOSSES.items() if trace.counts.get(name)]
     return Instructions(rows, " and ".join(lost))
 
 
-def _instruction(span: Span, about: About) -> Instruction:
+def _instruction(span: Span, about: ModelPart) -> Instruction:
     return Instruction(
         span.kind if span.kind == "transfer" else span.prefix,
         span.region or about.region,

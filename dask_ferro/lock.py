@@ -24,7 +24,7 @@ from dask_ferro.errors import InputError
 
 SUFFIX = ".ferro-lock"
 # Error numbers of systems and file systems without `flock`.
-_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
+_NO_FLOCK = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 
 _handles: set[int] = set()
 
@@ -137,7 +137,7 @@ def _acquire(sink: str, words: LockMessages) -> HeldLock:
             raise held_error(sink, _read_record(path), words) from None
         except OSError as error:
             _close(handle)
-            if error.errno not in _UNSUPPORTED:
+            if error.errno not in _NO_FLOCK:
                 raise
             raise InputError(
                 f"{words.thing} {sink!r} cannot be written: {words.who} locks it by flock, which this system or"

@@ -9,7 +9,7 @@ from time import monotonic
 from uuid import uuid4
 
 # Seconds between two updates that are shown: a front end draws each, also those that nobody could see.
-_LEAST = 0.1
+_MIN_INTERVAL = 0.1
 # The most characters of a cell: names come from files and from other users.
 _CELL = 600
 
@@ -50,7 +50,7 @@ class LiveLine:
         from IPython.display import display, update_display
 
         now = monotonic()
-        if self._shown is not None and now - self._shown < _LEAST and not last:
+        if self._shown is not None and now - self._shown < _MIN_INTERVAL and not last:
             return
         show = display if self._shown is None else update_display
         show({"text/plain": text}, raw=True, display_id=self._id)  # type: ignore[no-untyped-call]

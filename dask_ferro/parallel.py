@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from dask_ferro.graph.pipeline.named import make_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.schedules import make_schedule
 from dask_ferro.graph.sharding.placements import Partial, Replicate, Shard
 from dask_ferro.graph.sharding.redistribute import Mesh
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded_array import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 
 __all__ = ["Mesh", "Partial", "Ranks", "Replicate", "Schedule", "Shard", "gather", "make_schedule"]

@@ -20,7 +20,7 @@ except ImportError:  # Windows
 NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)
 BINARY: int = getattr(os, "O_BINARY", 0)
 
-_moved = Lock()
+_move_lock = Lock()
 
 
 def has_locks() -> bool:
@@ -61,7 +61,7 @@ def read_at(handle: int, nbytes: int, offset: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(handle, nbytes, offset)
     # All threads share one position in the file.
-    with _moved:
+    with _move_lock:
         os.lseek(handle, offset, os.SEEK_SET)
         return os.read(handle, nbytes)
 

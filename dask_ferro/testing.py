@@ -125,7 +125,7 @@ def _sleep_chains(chains: Iterable[tuple[str, Sequence[float]]]) -> Outputs:
     return ends
 
 
-def _wide(*, branches: int, length: int, skew: float, slow_s: float, fast_s: float) -> Outputs:
+def _wide_graph(*, branches: int, length: int, skew: float, slow_s: float, fast_s: float) -> Outputs:
     # Rounded half up: Python's round(2.5) is 2.
     slow = math.floor(branches * skew + 0.5)
     chains = [(f"slow_{i}", [slow_s] * length) for i in range(slow)]
@@ -133,7 +133,7 @@ def _wide(*, branches: int, length: int, skew: float, slow_s: float, fast_s: flo
     return _sleep_chains(chains)
 
 
-def _imbalanced(*, long: int, short: int, long_s: float, short_s: float) -> Outputs:
+def _imbalanced_graph(*, long: int, short: int, long_s: float, short_s: float) -> Outputs:
     """Return ops of unequal length; their names end in the id, and the long ones have ids 1 to `long`."""
     ops = [(f"long_{i}", [long_s]) for i in range(1, long + 1)]
     ops += [(f"short_{i}", [short_s]) for i in range(long + 1, long + short + 1)]
@@ -157,11 +157,11 @@ WORKLOADS: Mapping[str, Workload] = {
     "large-transformer": Workload(_transformer, _layers(8, 256)),
     "xlarge-transformer": Workload(_transformer, _layers(32, 512)),
     # 40, 320 and 1280 sleeps.
-    "wide": Workload(_wide, _sleeps(8, 5, 0.25), sleeps=True),
-    "large-wide": Workload(_wide, _sleeps(32, 10, 0.5), sleeps=True),
-    "xlarge-wide": Workload(_wide, _sleeps(1280, 1, 0.003), sleeps=True),
+    "wide": Workload(_wide_graph, _sleeps(8, 5, 0.25), sleeps=True),
+    "large-wide": Workload(_wide_graph, _sleeps(32, 10, 0.5), sleeps=True),
+    "xlarge-wide": Workload(_wide_graph, _sleeps(1280, 1, 0.003), sleeps=True),
     "imbalanced": Workload(
-        _imbalanced, {"long": 4, "short": 200, "long_s": 0.2, "short_s": 0.001}, sleeps=True
+        _imbalanced_graph, {"long": 4, "short": 200, "long_s": 0.2, "short_s": 0.001}, sleeps=True
     ),
     "matmul-chain": Workload(_matmuls, {"length": 50, "m": 512, "seed": 0}),
     "matmul-parallel": Workload(_matmuls, {"chains": 32, "length": 4, "m": 512, "seed": 0}),

@@ -66,7 +66,7 @@ class Span(NamedTuple):
     source : str
         The sender (transfer), the victim (steal), or "engine/node" (op).
     region, placement : str
-        Those of an op's node, if the graph has them; for other kinds, see `About` of their task.
+        Those of an op's node, if the graph has them; for other kinds, see `ModelPart` of their task.
     """
 
     kind: str
@@ -98,11 +98,11 @@ class Span(NamedTuple):
         return start, max(round((self.stop - zero) * 1e6) - start, 0)
 
 
-# The Dask annotation that holds a task's `About`, as a plain tuple.
-ABOUT = "ferro_about"
+# The Dask annotation that holds a task's `ModelPart`, as a plain tuple.
+PART_ANNOTATION = "ferro_about"
 
 
-class About(NamedTuple):
+class ModelPart(NamedTuple):
     """Which part of the model a task computes: region, placement, pipeline stage and micro-batch.
 
     Attributes
@@ -144,7 +144,7 @@ class TracedTask(NamedTuple):
     nbytes: int = 0
     dependencies: tuple[Key, ...] = ()
     order: int | None = None
-    about: About = About()
+    about: ModelPart = ModelPart()
 
 
 @dataclass(frozen=True, repr=False)
@@ -310,17 +310,17 @@ def _lines(trace: Trace) -> Iterator[str]:
     }
     yield json.dumps(head)
     for s in trace.spans:
-        yield json.dumps(["span", s.kind, _plain(s.key), *s[2:]])
+        yield json.dumps(["span", s.kind, _to_json(s.key), *s[2:]])
     for t in trace.tasks:
-        about = None if t.about == About() else list(t.about)
-        needs = [_plain(d) for d in t.dependencies]
-        yield json.dumps(["task", _plain(t.key), *t[1:5], needs, t.order, about])
+        about = None if t.about == ModelPart() else list(t.about)
+        needs = [_to_json(d) for d in t.dependencies]
+        yield json.dumps(["task", _to_json(t.key), *t[1:5], needs, t.order, about])
 
 
-def _plain(key: Key) -> Any:
+def _to_json(key: Key) -> Any:
     """Return a key in JSON's types: a tuple becomes a list (a list is no key), bytes become an object."""
     if type(key) is tuple:
-        return [_plain(part) for part in key]
+        return [_to_json(part) for part in key]
     if type(key) is bytes:
         return {"bytes": key.hex()}
     if type(key) in (str, int, float):
@@ -350,8 +350,8 @@ def _is_time(value: object, most: float = _MOST_TIME) -> bool:
     return type(value) in (int, float) and -most <= value <= most  # type: ignore[operator]
 
 
-# What a field has to be, by its name in `Span`, `TracedTask` and `About`; keys are checked as they are read.
-_WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+# What a field has to be, by its name in `Span`, `TracedTask` and `ModelPart`; keys are checked as they are read.
+_FIELD_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("kind", "prefix", "group", "worker", "source", "region", "placement"),
         (lambda value: type(value) is str, "a text"),
@@ -375,14 +375,14 @@ def _row(line: str) -> Span | TracedTask:
         if type(row["dependencies"]) is not list:
             raise ValueError(f"got {row['dependencies']!r}, wanted keys")
         row["dependencies"] = _key(row["dependencies"])
-        row["about"] = _check_record(About(*row["about"] or ()))
+        row["about"] = _check_record(ModelPart(*row["about"] or ()))
     record: Span | TracedTask = _check_record(kind(**row))
     return record
 
 
 def _check_record(record: Any) -> Any:
     for name, value in zip(record._fields, record, strict=True):
-        fits, wanted = _WANTED.get(name, (None, ""))
+        fits, wanted = _FIELD_CHECKS.get(name, (None, ""))
         if fits is not None and not fits(value):
             raise ValueError(f"{name}: got {value!r}, wanted {wanted}")
     return record

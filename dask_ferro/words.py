@@ -57,29 +57,29 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def many(number: int, what: str) -> str:
+def pluralize(number: int, what: str) -> str:
     """Return a number with its noun, in the plural unless it is 1.
 
-    >>> many(1, "worker"), many(1200, "task")
+    >>> pluralize(1, "worker"), pluralize(1200, "task")
     ('1 worker', '1,200 tasks')
     """
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
-def few(names: Iterable[object], number: int | None = None, *, most: int = 3) -> str:
+def list_names(names: Iterable[object], number: int | None = None, *, most: int = 3) -> str:
     """Return the first `most` names, and how many others there are of `number`.
 
-    >>> few("ab"), few("abcde"), few(["a"], 3), few([])
+    >>> list_names("ab"), list_names("abcde"), list_names(["a"], 3), list_names([])
     ('a and b', 'a, b, c and 2 more', 'a and 2 more', '')
     """
-    *first, last = at_most(most, map(str, names), number) or [""]
+    *first, last = limit_texts(most, map(str, names), number) or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def at_most(most: int, texts: Iterable[str], number: int | None = None, before: str = "") -> list[str]:
+def limit_texts(most: int, texts: Iterable[str], number: int | None = None, before: str = "") -> list[str]:
     """Return the first `most` texts, and in place of the others their number, with `before` ahead of it.
 
-    >>> at_most(2, "abcd", before="and ")
+    >>> limit_texts(2, "abcd", before="and ")
     ['a', 'b', 'and 2 more']
     """
     known = list(texts)
@@ -97,10 +97,10 @@ def natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def short(text: object, most: int = 80) -> str:
+def shorten(text: object, most: int = 80) -> str:
     """Return a text in one line, or the beginning of a long one.
 
-    >>> short("a  long\\nkey", 6)
+    >>> shorten("a  long\\nkey", 6)
     'a l...'
     """
     line = " ".join(str(text).split())

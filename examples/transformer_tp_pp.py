@@ -22,12 +22,12 @@ from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import region
 from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.tensor import nn
-from dask_ferro.graph.tensor.emit import Built, build
+from dask_ferro.graph.tensor.emit import BuiltModel, build
 from dask_ferro.graph.tensor.manipulation import permute_dims
 from dask_ferro.graph.tensor.tensor import Tensor, asarray, input
 from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.pipeline import Pipeline
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded_array import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 
 PLANS = Path(__file__).parent / "plans"
@@ -74,7 +74,7 @@ def loss_of(w: dict[str, Tensor], layers: int, width: int, rows: int) -> Tensor:
     return nn.mse_loss(y, wanted)
 
 
-def whole_step(layers: int, width: int, rows: int = BATCH) -> Built:
+def whole_step(layers: int, width: int, rows: int = BATCH) -> BuiltModel:
     w = parameters(layers, width)
     loss = loss_of(w, layers, width, rows)
     return build({"loss": loss, **{f"d {n}": g for n, g in grad(loss, w).items()}}, list(w.values()))

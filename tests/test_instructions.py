@@ -11,7 +11,7 @@ import dask_ferro as ff
 import dask_ferro.parallel as fp
 from dask_ferro.errors import InputError
 from dask_ferro.instructions import Instruction
-from dask_ferro.trace import About, Span, Trace, TracedTask
+from dask_ferro.trace import ModelPart, Span, Trace, TracedTask
 from tests.runs import RUN, W0, W1
 
 
@@ -34,7 +34,7 @@ def told() -> Trace:
             Span("op", "f", "MatMul", "w", 0, 0.0, 1.0, 8, "array/mm", "layer1", "S(1)"),
             Span("op", "f", "2 nodes", "w", 0, 1.0, 3.0, 8, "onnxruntime/"),
         ),
-        tasks=(TracedTask("f", "forward", "forward", 3.0, 8, (), 0, About("layer1; layer2", "R", 2, 5)),),
+        tasks=(TracedTask("f", "forward", "forward", 3.0, 8, (), 0, ModelPart("layer1; layer2", "R", 2, 5)),),
         counts={"dropped": 3.0, "dropped_ops": 20.0},
     )
 

@@ -23,7 +23,7 @@ def _trace(tasks: int) -> Trace:
     return Trace(tuple(spans), tuple(found), {"w-0": 1, "w-1": 1})
 
 
-def _applied() -> ff.parallelize.Applied:
+def _applied() -> ff.parallelize.PlannedGraph:
     with ft.region("layer"):
         y = ft.input("x", (4, 8)) @ ft.input("w", (8, 6))
     return ff.apply_plan(
@@ -53,7 +53,10 @@ def test_a_check_in_a_notebook_shows_nothing_but_its_text(monkeypatch, capsys) -
         ),
         (PROPOSED, "<Proposals: 2 plans, best 1 x 1 x 1, 0 refused>"),
         (replace(PROPOSED, memory=1.0), "<Proposals: 2 plans, none fits, 0 refused>"),
-        (_applied(), "<Applied: 1 nodes, plan <mapping>, mesh data 2, 1 values placed, 1 nodes in regions>"),
+        (
+            _applied(),
+            "<PlannedGraph: 1 nodes, plan <mapping>, mesh data 2, 1 values placed, 1 nodes in regions>",
+        ),
         (ff.list_instructions(_trace(20)), "<20 instructions>"),
     ],
 )

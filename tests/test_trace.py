@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_ferro.errors import InputError
-from dask_ferro.trace import About, Span, Trace, TracedTask
+from dask_ferro.trace import ModelPart, Span, Trace, TracedTask
 
 RUN = Trace(
     spans=(
@@ -88,7 +88,7 @@ _kinds = st.sampled_from(["compute", "transfer", "steal"])
 _places = (_texts, _texts, _counts, _seconds, _seconds, _counts, _texts, _texts, _texts)
 _spans = st.builds(Span, _kinds, _keys, *_places)
 _whole = st.none() | st.integers(-5, 2**40)
-_abouts = st.builds(About, _texts, _texts, _whole, _whole)
+_abouts = st.builds(ModelPart, _texts, _texts, _whole, _whole)
 _waits_for = st.lists(_keys, max_size=3).map(tuple)
 _tasks = st.builds(TracedTask, _keys, _texts, _texts, _seconds, _counts, _waits_for, _whole, _abouts)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, INPUT_GRAD, RELEASING, WEIGHT_GRAD, Action
 from dask_ferro.graph.pipeline.schedule import Schedule
-from dask_ferro.trace import About, Span, Trace, TracedTask
+from dask_ferro.trace import ModelPart, Span, Trace, TracedTask
 
 # The action that ends, and the one that waits for it.
 Edge = tuple[Action, Action]
@@ -157,7 +157,7 @@ def _tasks(schedule: Schedule, computed: Mapping[Action, Span]) -> tuple[TracedT
         TracedTask(
             *(str(a), a.kind, f"{a.chunk}{a.kind}", computed[a].seconds, 0),
             *(tuple(map(str, schedule.dependencies[a])), rank[a]),
-            About(stage=schedule.stage_of[a.chunk], micro_batch=a.micro_batch),
+            ModelPart(stage=schedule.stage_of[a.chunk], micro_batch=a.micro_batch),
         )
         for a in sorted(computed, key=lambda action: (computed[action].stop, rank[action]))
     )

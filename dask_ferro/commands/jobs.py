@@ -18,7 +18,7 @@ from dask_ferro.observe.cluster_rows import JOBS, POOLS, fetch_table
 from dask_ferro.observe.top import address_source
 from dask_ferro.slurm.job_lifecycle import JobState
 from dask_ferro.views.terminal import console, show_wide, table
-from dask_ferro.words import duration, many
+from dask_ferro.words import duration, pluralize
 
 _JOB = ("job", "name", "pool", "state", "asked", "waited", "ran", "node-s", "why", "ending")
 _POOL = ("pool", "state", "jobs", "at least", "at most", "queue", "why")
@@ -52,7 +52,7 @@ def _show_jobs(out: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{states[state]} {state}" for state in JobState if states[state])
     held = sum(row["node_seconds"] for row in rows)
-    out.print(f"{many(len(rows), 'job')}: {counts}; {held:,.0f} node-seconds", style="bold")
+    out.print(f"{pluralize(len(rows), 'job')}: {counts}; {held:,.0f} node-seconds", style="bold")
 
 
 def _job(row: Mapping[str, Any], now: float) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def pools(
     if as_json:
         click.echo(json.dumps({"pools": rows}))
     else:
-        table(console(), many(len(rows), "pool"), _POOL, [_pool(row) for row in rows], left=len(_POOL))
+        table(console(), pluralize(len(rows), "pool"), _POOL, [_pool(row) for row in rows], left=len(_POOL))
 
 
 def _pool(row: Mapping[str, Any]) -> tuple[str, ...]:

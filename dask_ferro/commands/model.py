@@ -17,7 +17,7 @@ from dask_ferro.graph.bundling.plan import Bundle, Plan
 from dask_ferro.graph.bundling.summary import OpRow
 from dask_ferro.lower.model.inventory import Inventory, inventory
 from dask_ferro.views.terminal import console, print_facts, table
-from dask_ferro.words import at_most, count, duration, many, share, size
+from dask_ferro.words import count, duration, limit_texts, pluralize, share, size
 
 # A model at "op" granularity may have thousands of bundles; the costliest show where the time goes.
 _BUNDLES_SHOWN = 20
@@ -69,7 +69,7 @@ def inspect(model: str, batch: int | None, workers: int | None, granularity: Any
 
 
 def _join_values(texts: Iterable[object]) -> str:
-    return "; ".join(at_most(_VALUES_SHOWN, map(str, texts), before="and ")) or "none"
+    return "; ".join(limit_texts(_VALUES_SHOWN, map(str, texts), before="and ")) or "none"
 
 
 def _costs(row: OpRow, total: float) -> tuple[str, ...]:
@@ -88,14 +88,14 @@ def show_inventory(out: Console, inventory: Inventory) -> None:
     print_facts(out, head)
     total = sum(row.seconds for row in inventory.ops)
     nodes = sum(row.nodes for row in inventory.ops)
-    title = f"{nodes} ops, costs projected for {many(inventory.rows, 'row')}"
+    title = f"{nodes} ops, costs projected for {pluralize(inventory.rows, 'row')}"
     ops = [(row.op, *_engines(inventory, row), *_costs(row, total)) for row in inventory.ops]
     table(out, title, ("op", "engine", "could also", *_COSTS), ops, left=3)
     if inventory.plan is not None:
         _show_bundles(out, inventory, inventory.plan)
     if inventory.problems:
         out.print()
-        out.print(many(len(inventory.problems), "problem"), style="bold")
+        out.print(pluralize(len(inventory.problems), "problem"), style="bold")
         for problem in inventory.problems:
             out.print(f"  - {problem}", soft_wrap=True)
 
@@ -118,7 +118,7 @@ def _weights_text(mapped: Sequence[str]) -> str:
 
 def _show_bundles(out: Console, inventory: Inventory, plan: Plan) -> None:
     costliest = sorted(enumerate(plan.bundles), key=lambda pair: (-pair[1].seconds, pair[0]))[:_BUNDLES_SHOWN]
-    title = many(number := len(plan.bundles), "bundle")
+    title = pluralize(number := len(plan.bundles), "bundle")
     if number > _BUNDLES_SHOWN:
         title += f", the {_BUNDLES_SHOWN} costliest of {number}"
     rows = [_bundle(number, bundle) for number, bundle in costliest]

@@ -48,7 +48,7 @@ def simulate(
     """
     # With the user's own settings, as `ff.install` would use them here.
     cluster, rules = VirtualCluster.local(workers, threads), Settings.configured().rules
-    tasks = compare.recorded(graph)
+    tasks = compare.read_graph(graph)
     _show(
         compare.compare(tasks, cluster, policies, rules=rules, seed=seed, bundles=bundles),
         "simulated",
@@ -105,7 +105,7 @@ def _run_again(path: str, policies: tuple[str, ...], seed: int, as_json: bool) -
         click.echo(f"the recording is incomplete: it dropped its first {dropped:,.0f} tasks", err=True)
 
 
-def _show_same(same: decision.Replayed, as_json: bool) -> None:
+def _show_same(same: decision.ReplayResult, as_json: bool) -> None:
     difference = same.difference
     if as_json:
         first = None if difference is None else difference._asdict()

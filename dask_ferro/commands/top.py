@@ -30,7 +30,7 @@ from dask_ferro.observe.summary import FLOW_COLUMNS, flow_cells
 from dask_ferro.observe.top import address_source, ask, take_snapshot
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.views.terminal import console, findings, grid, lines, print_facts, table
-from dask_ferro.words import count, duration, many, natural, printable, share, size
+from dask_ferro.words import count, duration, natural, pluralize, printable, share, size
 
 # A `SchedulerLook`, and a `WorkerLook` of it.
 Look = Mapping[str, Any]
@@ -39,7 +39,7 @@ Row = Mapping[str, Any]
 # Styles of states; all other states are red, as a worker in one of them does not work.
 _STATES = {"idle": "dim", "busy": "green", "paused": "yellow", "leaving": "yellow"}
 # The most findings, and flows, above the table.
-_FOUND, _FLOWS = 3, 3
+_MAX_FINDINGS, _MAX_FLOWS = 3, 3
 # Polling takes at most this share of the scheduler's time, but is done once in so many seconds.
 _SHARE, _SELDOM = 0.05, 10.0
 
@@ -65,7 +65,7 @@ def _memory_cell(row: Row) -> str:
     return f"{100 * row['memory'] / limit:.0f} %" if limit else count(row["memory"]) + "B"
 
 
-def _short(number: float | None) -> str:
+def _format_short(number: float | None) -> str:
     return "-" if number is None else count(number).replace(" ", "")
 
 
@@ -74,12 +74,12 @@ _COLUMNS = (
     _Column("worker", "name", 12, lambda r: r["name"].partition("://")[2] or r["name"], is_text=True),
     _Column("state", "state", 7, lambda r: r["state"], is_text=True),
     _Column("running", "running", 14, lambda r: ", ".join(r["running"]) or "-", is_text=True),
-    _Column("tasks", "tasks", 5, lambda r: _short(r["tasks"])),
+    _Column("tasks", "tasks", 5, lambda r: _format_short(r["tasks"])),
     _Column("backlog", "backlog", 7, lambda r: duration(r["backlog"])),
     _Column("thresh", "threshold", 7, lambda r: duration(r["threshold"])),
     _Column("memory", "memory", 6, _memory_cell),
-    _Column("in", "in", 5, lambda r: _short(r["in"])),
-    _Column("out", "out", 5, lambda r: _short(r["out"])),
+    _Column("in", "in", 5, lambda r: _format_short(r["in"])),
+    _Column("out", "out", 5, lambda r: _format_short(r["out"])),
     _Column("dev", "device", 3, lambda r: r["device"], is_text=True),
     _Column("cpu", "cpu", 5, lambda r: f"{r['cpu']:.0f} %"),
     _Column(
@@ -182,10 +182,10 @@ def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height
         f"  {_scheduler(seen)}  {time.strftime('%H:%M:%S', time.localtime(seen['time']))}", style="not bold"
     )
     found = _findings(seen)
-    more = f" ({len(found) - _FOUND} of them are not shown)" if len(found) > _FOUND else ""
-    head: list[RenderableType] = [title, *([failure] if trouble else []), findings(found[:_FOUND])]
+    more = f" ({len(found) - _MAX_FINDINGS} of them are not shown)" if len(found) > _MAX_FINDINGS else ""
+    head: list[RenderableType] = [title, *([failure] if trouble else []), findings(found[:_MAX_FINDINGS])]
     head.append(lines([("health", seen["overview"]["health"] + more), *_facts(seen)]))
-    if flows := _flows(seen)[:_FLOWS]:
+    if flows := _flows(seen)[:_MAX_FLOWS]:
         head.append(grid(FLOW_COLUMNS, flows, left=2))
     if rows := sort_workers(seen["workers"], choice):
         return Group(*head, _table(rows[:height], columns))
@@ -196,7 +196,7 @@ def screen(seen: Look | None, choice: Choice, trouble: str, columns: int, height
 
 def _scheduler(seen: Look) -> str:
     threads = sum(row["threads"] for row in seen["workers"])
-    return f"{seen['address']}  {many(len(seen['workers']), 'worker')}, {many(threads, 'thread')}"
+    return f"{seen['address']}  {pluralize(len(seen['workers']), 'worker')}, {pluralize(threads, 'thread')}"
 
 
 def _findings(seen: Look) -> list[ClusterFinding]:

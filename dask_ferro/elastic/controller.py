@@ -50,7 +50,7 @@ from dask_ferro.words import size
 logger = logging.getLogger(__name__)
 
 # The longest interval between publications for views, since node-seconds always grow.
-_PUBLISHED = 10.0
+_PUBLISH_INTERVAL = 10.0
 # Decisions kept for views.
 _DECISIONS = 1000
 # The time for which a caller waits for submissions; retries go on after that.
@@ -404,7 +404,7 @@ class Elastic(upstream_deploy.Adapting):
             logger.warning("dask_ferro: %s", decision.advice[pool])
             await self.scheduler.log_event(topic="warn", msg=f"dask_ferro: {decision.advice[pool]}")
         summary = (decision.why, entry["actions"], counts, entry["wanted"], entry["closed"], entry["reasons"])
-        if summary == self._latest and staff.now < self._published + _PUBLISHED:
+        if summary == self._latest and staff.now < self._published + _PUBLISH_INTERVAL:
             return
         self._latest, self._published = summary, staff.now
         await self.scheduler.log_event(topic=TOPIC, msg={"action": "scale", **entry})

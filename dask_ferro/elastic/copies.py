@@ -45,13 +45,13 @@ _INTERVAL = 1.0
 # The bandwidth assumed for a copy, and its fixed cost: two messages, and the threads that they interrupt.
 _BANDWIDTH, _MESSAGE = 100e6, 5e-3
 # A result is worth a copy from this factor on the seconds of the copy.
-_WORTH = 2.0
+_MIN_GAIN = 2.0
 # Results considered in a run, in turn: some 10 ms.
-_MOST = 1000
+_MAX_RESULTS = 1000
 # Seconds after which a copy that has not come is requested again.
-_LOST = 30.0
+_TIMEOUT = 30.0
 # Seconds without a report of preemptible jobs after which nothing is copied any more: no controller is active.
-_REPORTED = 300.0
+_REPORT_LIFETIME = 300.0
 # For a worker without a memory limit.
 _ENDLESS = 2**50
 
@@ -121,7 +121,7 @@ class Copies(ActiveMemoryManagerPolicy):
     def run(self) -> SuggestionGenerator:
         """Suggest to replicate the results that are worth it, and for which a worker has room."""
         again, now = Recompute(self.scheduler), monotonic()
-        if now - self._reported > _REPORTED:
+        if now - self._reported > _REPORT_LIFETIME:
             self.stop()
             return
         self._arrived()
@@ -144,8 +144,8 @@ class Copies(ActiveMemoryManagerPolicy):
 
     def _next(self) -> list[TaskState]:
         """Return the results of exposed workers to consider in this run."""
-        tasks, turn = self.scheduler.tasks, self._due[:_MOST]
-        del self._due[:_MOST]
+        tasks, turn = self.scheduler.tasks, self._due[:_MAX_RESULTS]
+        del self._due[:_MAX_RESULTS]
         if not self._due:
             workers = (ws for ws in self.scheduler.workers.values() if self._job_of(ws) and _is_staying(ws))
             held = chain.from_iterable(ws.has_what for ws in workers)
@@ -178,7 +178,7 @@ class Copies(ActiveMemoryManagerPolicy):
             holders = (ts.who_has if ts is not None else None) or ()
             if request.to in holders:
                 self.totals.update(results=1, bytes=request.nbytes)
-            elif holders and request.to in self.scheduler.running and monotonic() - request.at < _LOST:
+            elif holders and request.to in self.scheduler.running and monotonic() - request.at < _TIMEOUT:
                 continue
             del self._coming[key]
 
@@ -282,7 +282,7 @@ def droppable_replicas(
 
 def _is_worth(ts: TaskState, again: Recompute) -> bool:
     """Return whether a result costs enough more to compute again than to copy."""
-    return again.seconds(ts) > _WORTH * (_MESSAGE + ts.get_nbytes() / _BANDWIDTH)
+    return again.seconds(ts) > _MIN_GAIN * (_MESSAGE + ts.get_nbytes() / _BANDWIDTH)
 
 
 def _is_staying(ws: WorkerState) -> bool:

@@ -29,9 +29,9 @@ from dask_ferro.scheduler.upstream import metrics_of
 logger = logging.getLogger(__name__)
 
 # Bytes that one receiver fetches at a time: of one request, a worker fetches the last key first.
-_EACH = 64 * 2**20
+_FETCH_BYTES = 64 * 2**20
 # The least that a result counts for: a worker that has spilled loads it again.
-_LEAST = 64 * 2**10
+_MIN_BYTES = 64 * 2**10
 # A receiver is passed over when a result has not come after this time and that of its fetches at the slowest rate.
 _SILENCE, _SLOWEST = 10.0, 20e6
 # Dask's default for the share of memory from which a worker spills.
@@ -128,7 +128,7 @@ class PendingTransfers:
         coming: Counter[str] = Counter()
         for move in self.moves.values():
             if move.sent:
-                coming[move.receiver] += max(move.nbytes, _LEAST)
+                coming[move.receiver] += max(move.nbytes, _MIN_BYTES)
         return coming
 
     def fetch(self, stimulus_id: str) -> None:
@@ -136,8 +136,8 @@ class PendingTransfers:
         coming, now = self._coming(), monotonic()
         asked: dict[str, list[Key]] = {}
         for key, move in self.moves.items():
-            nbytes, to = max(move.nbytes, _LEAST), move.receiver
-            if not move.sent and (not coming[to] or coming[to] + nbytes <= _EACH):
+            nbytes, to = max(move.nbytes, _MIN_BYTES), move.receiver
+            if not move.sent and (not coming[to] or coming[to] + nbytes <= _FETCH_BYTES):
                 coming[to] += nbytes
                 asked.setdefault(to, []).append(key)
         for address, keys in asked.items():

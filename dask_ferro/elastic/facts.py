@@ -19,7 +19,7 @@ from dask_ferro.scheduler.scheduler_calls import DemandRow, RosterAnswer, Worker
 
 # Seconds of pausing after which a worker's threads count as none: Dask checks its memory ten times a second, and data
 # that can be spilled is on disk after a few seconds.
-PAUSED = 5.0
+SPILL_TIME = 5.0
 
 # Resources and device class of a pool's workers.
 _Offer = tuple[dict[str, float], str | None]
@@ -64,8 +64,8 @@ def _job(now: float, job: SiteJob, workers: list[WorkerRow], leaves: bool, held:
     if job.ends_at is not None and not ends:
         ends = [job.ends_at - now]
     state = PENDING if job.state == "submitting" else job.state
-    takes = [w for w in workers if w["paused_for"] < PAUSED and w["status"] != "closing_gracefully"]
-    stalled = not takes and any(w["paused_for"] >= PAUSED for w in workers)
+    takes = [w for w in workers if w["paused_for"] < SPILL_TIME and w["status"] != "closing_gracefully"]
+    stalled = not takes and any(w["paused_for"] >= SPILL_TIME for w in workers)
     return Job(
         job.name,
         job.pool,

@@ -11,7 +11,7 @@ from dask_ferro.options import ElasticOptions
 from dask_ferro.policy.scaling import step
 from dask_ferro.policy.scaling.facts import Pool
 
-_WHO = "ff.Elastic"
+_NAME = "ff.Elastic"
 # Options of Dask's Adaptive in scripts that are ported, and which one takes their place.
 _OF_ADAPTIVE = {
     "target_duration": "use efficiency, the price of another job",
@@ -29,13 +29,13 @@ def elastic_options(options: Mapping[str, object]) -> ElasticOptions:
         For an unknown option, one of Dask's Adaptive, or a value out of range.
     """
     for name in sorted(_OF_ADAPTIVE.keys() & options.keys()):
-        raise InputError(f"{_WHO}: got {name}, an option of Dask's Adaptive; {_OF_ADAPTIVE[name]}")
+        raise InputError(f"{_NAME}: got {name}, an option of Dask's Adaptive; {_OF_ADAPTIVE[name]}")
     # In a call, None leaves an option to the configuration, except for a bound, where it means none.
     stated = {name: value for name, value in options.items() if value is not None or name == "max_pending"}
-    settings = config.read(ElasticOptions, "elastic.", stated, _WHO)
+    settings = config.read(ElasticOptions, "elastic.", stated, _NAME)
     if settings.minimum > settings.maximum:
         raise InputError(
-            f"{_WHO}: got minimum={settings.minimum}, maximum={settings.maximum:g}; wanted 0 <= minimum <= maximum"
+            f"{_NAME}: got minimum={settings.minimum}, maximum={settings.maximum:g}; wanted 0 <= minimum <= maximum"
         )
     return settings
 
@@ -79,6 +79,6 @@ def check_room(options: ElasticOptions, kinds: Iterable[Pool]) -> None:
     least = min((kind.processes for kind in kinds), default=1)
     if 0 < options.maximum < least and not options.minimum:
         raise InputError(
-            f"{_WHO}: got maximum={options.maximum:g} workers, and each job has {least}; wanted at least {least}, "
+            f"{_NAME}: got maximum={options.maximum:g} workers, and each job has {least}; wanted at least {least}, "
             "or no job fits"
         )

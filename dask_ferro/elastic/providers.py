@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds without workers after which a batch job is over; before that it may return, requeued.  Local workers have a
 # nanny for that.
-_LOST = 15.0
+_CLOSE_TIMEOUT = 15.0
 # Seconds for a worker that was told to close; its process usually ends within 0.2 s.
 _CLOSING = 3.0
 # Base and limit of the back-off after a job that could not be started: 10 s, doubled each time.
@@ -277,7 +277,7 @@ class SpecPools:
         if not self._is_batch:
             status = getattr(self.cluster.workers.get(name), "status", None)
             return status in (Status.closed, Status.closing, Status.failed)
-        return known.seen_at is not None and now - known.seen_at > _LOST
+        return known.seen_at is not None and now - known.seen_at > _CLOSE_TIMEOUT
 
     def _drop(self, name: object) -> None:
         """Remove a job from the specification."""

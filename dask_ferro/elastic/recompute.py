@@ -14,7 +14,7 @@ from distributed.scheduler import TaskState
 from dask_ferro.scheduler.projected_seconds import Seconds
 
 # The number of released tasks followed back: longer walks would block the scheduler.
-_FAR = 1000
+_MAX_TASKS = 1000
 
 
 class Recompute:
@@ -35,7 +35,7 @@ class Recompute:
         while stack:
             gone = [dep for dep in stack[-1].dependencies if dep.state != "memory"]
             unknown = [dep for dep in gone if dep not in self._known]
-            if unknown and len(stack) <= _FAR:
+            if unknown and len(stack) <= _MAX_TASKS:
                 stack += unknown
                 continue
             last = stack.pop()

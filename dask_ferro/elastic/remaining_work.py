@@ -142,12 +142,12 @@ def needs_of(ts: TaskState, is_placed: bool = True) -> Requirements:
     """
     device = wish_of(ts.annotations).must if ts.annotations and is_placed else ""
     if ts.loose_restrictions or not upstream.is_restricted(ts) or upstream.is_held(ts):
-        return Requirements(device=device) if device else _NOTHING
+        return Requirements(device=device) if device else _NO_REQUIREMENTS
     resources = tuple(sorted((ts.resource_restrictions or {}).items()))
     return Requirements(resources, bool(ts.worker_restrictions or ts.host_restrictions), device)
 
 
-_NOTHING = Requirements()
+_NO_REQUIREMENTS = Requirements()
 
 
 def names_a_gpu(resources: Iterable[str]) -> bool:

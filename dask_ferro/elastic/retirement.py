@@ -34,8 +34,8 @@ from distributed.scheduler import WorkerState
 from dask_ferro.elastic.evacuation import PendingTransfers, free_bytes, is_clear, sole_results
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.events import TOPIC
-from dask_ferro.scheduler.scheduler_calls import NOTHING
-from dask_ferro.words import few
+from dask_ferro.scheduler.scheduler_calls import NO_LOSSES
+from dask_ferro.words import list_names
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +46,11 @@ _NO_RECEIVER = "no worker would remain to take over their results"
 # Requests within this time are planned together.
 _MOMENT = 0.02
 # Seconds between two rounds, and while only a long task is pending.
-_SOON, _LATER = 0.01, 0.25
+_ROUND_INTERVAL, _LONG_TASK_INTERVAL = 0.01, 0.25
 # A round over 100,000 results takes 20 ms; rounds may take a twentieth of the scheduler's time.
 _SHARE = 20
 # Seconds before the end of its job at which a worker takes no more tasks, even if no other worker does.
-_LAST = 5.0
+_END_MARGIN = 5.0
 # The states of a worker that takes tasks and results, or will again.
 _STAY = (Status.init, Status.running, Status.paused)
 
@@ -127,7 +127,7 @@ class Retirements:
             )
             joined.append(departure)
             self._departures.append(departure)
-        lost = Counter(NOTHING)
+        lost = Counter(NO_LOSSES)
         if not joined:
             return {}, lost
         self._start()
@@ -202,12 +202,12 @@ class Retirements:
         if not self._departures:
             return
         self._wake.clear()
-        await asyncio.sleep(min(max(_SOON, _SHARE * cost), 1.0))
+        await asyncio.sleep(min(max(_ROUND_INTERVAL, _SHARE * cost), 1.0))
         left = min((d.until for d in self._departures), default=0.0) - monotonic()
         if left > 0 and not self.moving.moves and not self._asked:
             # In Python 3.11 `wait_for` swallows a cancellation that arrives together with the result.
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, _LATER)):
+                async with asyncio.timeout(min(left, _LONG_TASK_INTERVAL)):
                     await self._wake.wait()
 
     def _look(self) -> None:
@@ -277,7 +277,7 @@ class Retirements:
 
     def _last_of(self, new: list[RetirementRequest]) -> RetirementRequest | None:
         """Return a request that must wait, since no worker would be left for data and tasks."""
-        able = [d for d in new if d.must and not d.ordered and d.until - monotonic() > _LAST]
+        able = [d for d in new if d.must and not d.ordered and d.until - monotonic() > _END_MARGIN]
         if not able or self.scheduler.running - self._leavers():
             return None
         left = self._leavers()
@@ -290,18 +290,18 @@ class Retirements:
         workers = departure.workers.values()
         tasks = list(chain.from_iterable(ws.processing for ws in workers))
         if actors := [*_actors_of(workers), *(ts.key for ts in tasks if ts.actor)]:
-            return f"actors cannot move: {few(sorted(map(str, actors)))}"
+            return f"actors cannot move: {list_names(sorted(map(str, actors)))}"
         allowed = list(workers)
         for plugin in list(self.scheduler.plugins.values()):
             allowed = list(plugin.valid_workers_downscaling(self.scheduler, allowed))
         if refused := departure.workers.keys() - {ws.address for ws in allowed}:
-            return f"a scheduler plugin needs {few(sorted(map(str, refused)))}"
+            return f"a scheduler plugin needs {list_names(sorted(map(str, refused)))}"
         stay = self.scheduler.running - self._leavers()
         if tasks and not stay:
             return "no worker would remain to run their tasks"
         restricted = (ts for ts in tasks if upstream.is_restricted(ts) and not ts.loose_restrictions)
         bound = [ts.key for ts in restricted if stay.isdisjoint(self.scheduler.valid_workers(ts) or ())]
-        return f"tasks may run nowhere else: {few(sorted(map(str, bound)))}" if bound else ""
+        return f"tasks may run nowhere else: {list_names(sorted(map(str, bound)))}" if bound else ""
 
     def _rest_of(self, departure: RetirementRequest) -> str:
         """Return why workers that must leave are not removed, once nothing more can be done; else empty."""
@@ -310,7 +310,7 @@ class Retirements:
         if any(ws.processing for ws in workers) or any(ts.key in self.moving.moves for ts in alone):
             return ""
         if actors := _actors_of(workers):
-            return f"actors cannot move: {few(sorted(map(str, actors)))}"
+            return f"actors cannot move: {list_names(sorted(map(str, actors)))}"
         return self._no_room() if alone else ""
 
     def _no_room(self) -> str:
@@ -385,7 +385,7 @@ class Retirements:
 
     def _stay(self, departure: RetirementRequest, why: str) -> None:
         # The workers ask again in a moment.
-        goes_on = why == _NO_RECEIVER and departure.until - monotonic() > _LAST
+        goes_on = why == _NO_RECEIVER and departure.until - monotonic() > _END_MARGIN
         for address, before in departure.before.items():
             ws = departure.workers.get(address)
             if ws is None or self.scheduler.workers.get(address) is not ws:
@@ -395,7 +395,7 @@ class Retirements:
             else:
                 upstream.set_status(self.scheduler, ws, before, self._next())
         level = logging.INFO if goes_on else logging.WARNING
-        logger.log(level, "dask_ferro: %s cannot leave: %s", few(sorted(departure.workers)), why)
+        logger.log(level, "dask_ferro: %s cannot leave: %s", list_names(sorted(departure.workers)), why)
         self._conclude(departure, why)
 
     def _conclude(self, departure: RetirementRequest, why: str) -> None:

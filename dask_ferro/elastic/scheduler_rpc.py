@@ -25,14 +25,14 @@ from distributed.metrics import monotonic, time
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.elastic.blame import SuspicionReset
 from dask_ferro.elastic.copies import Copies
 from dask_ferro.elastic.evacuation import free_bytes
 from dask_ferro.elastic.remaining_work import Demands, names_a_gpu
 from dask_ferro.elastic.retirement import Retirements
-from dask_ferro.policy.events import EndTold
+from dask_ferro.elastic.suspicion import SuspicionReset
+from dask_ferro.policy.events import EndAnnounced
 from dask_ferro.scheduler.plugin import Part, put_on
-from dask_ferro.scheduler.scheduler_calls import NOTHING, DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
+from dask_ferro.scheduler.scheduler_calls import NO_LOSSES, DemandRow, LeaveAnswer, RosterAnswer, WorkerRow
 from dask_ferro.scheduler.stealing import stealing_of
 from dask_ferro.scheduler.upstream import metrics_of
 from dask_ferro.scheduler.worker_plugin import METRIC
@@ -47,7 +47,7 @@ _SHARE = 50
 # The part of a worker's remaining time reserved for moving its data: a tenth, at most 5 s.
 _RESERVE, _MOST_RESERVE = 0.1, 5.0
 # An end that moves by no more than this is the same one, and one that moves by more than that was postponed.
-_SAME, _PUT_OFF = 1.0, 5.0
+_END_TOLERANCE, _POSTPONEMENT = 1.0, 5.0
 # Bytes a second at which a worker's results leave it, a low estimate: Dask moves 0.2 to 1 GB/s between two processes.
 _LEAVES_AT = 100e6
 
@@ -219,7 +219,7 @@ class ScalingRPC(Part):
         """
         self._here()
         asked = list(addresses)
-        stayed, lost = dict.fromkeys(asked, "the cluster ends"), NOTHING
+        stayed, lost = dict.fromkeys(asked, "the cluster ends"), NO_LOSSES
         if not self._over:
             stayed, lost = await self.leaving.leave(asked, seconds, must, ordered)
         left = [a for a in asked if a not in stayed]
@@ -252,7 +252,7 @@ class ScalingRPC(Part):
             if at is not None:
                 end = known.get(name)
                 # What is reserved does not shrink with the seconds that are left.
-                is_same = end is not None and abs(end.at - at) <= _SAME
+                is_same = end is not None and abs(end.at - at) <= _END_TOLERANCE
                 updated[name] = end if end is not None and is_same else _WorkerEnd(at, at - reserve(at - now))
         return updated
 
@@ -261,7 +261,7 @@ class ScalingRPC(Part):
         workers = self._here().workers.items()
         before = {address: self._end(ws) for address, ws in workers}
         self._site_ends, self._own_ends = site, own
-        put_off = [a for a, ws in workers if self._end(ws) > before[a] + _PUT_OFF]
+        put_off = [a for a, ws in workers if self._end(ws) > before[a] + _POSTPONEMENT]
         self.leaving.take_again(put_off)
 
     # -- parts of the answers ------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ class ScalingRPC(Part):
         for ws in workers:
             at = self._end(ws)
             if at != stealing.ledger.ends.get(ws.address, inf):
-                stealing.tell(EndTold(ws.address, None if at == inf else at))
+                stealing.tell(EndAnnounced(ws.address, None if at == inf else at))
 
     def unblame(self, comm: object = None, names: Iterable[str] = ()) -> int:
         """Take back the blame of tasks for the death of workers whose jobs were ended; return the number of tasks."""

@@ -46,7 +46,7 @@ _SESSIONS = frozenset(
 )  # fmt: skip
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
 # A node in a session takes 4 us less than a call, and the session's start 160 us (`benchmarks/gpu.py`, H100).
-_MANY = 40
+_MIN_NODES = 40
 
 
 class DeviceValues:
@@ -260,4 +260,4 @@ def device_route(
 def _gains(nodes: Iterable[ir.Node]) -> bool:
     """Return whether a session makes up for its start."""
     others = [node.op_type for node in nodes if node.op_type not in _PRODUCTS]
-    return len(others) >= _MANY or not _SESSIONS.isdisjoint(others)
+    return len(others) >= _MIN_NODES or not _SESSIONS.isdisjoint(others)

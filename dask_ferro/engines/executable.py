@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from dask_ferro.engines import Array, Engine, Kernel, OpHook
-from dask_ferro.engines.device.oom import ran_out
+from dask_ferro.engines.device.oom import is_out_of_memory
 from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
-from dask_ferro.words import few
+from dask_ferro.words import list_names
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -234,7 +234,7 @@ def name_nodes(nodes: Sequence[ir.Node]) -> tuple[str, ...]:
 
 def _list_nodes(labels: Sequence[str], count: int) -> str:
     """Return the first of some nodes, and the number of further ones, as text."""
-    return f"node{'s' if count > 1 else ''} {few(labels, count)}"
+    return f"node{'s' if count > 1 else ''} {list_names(labels, count)}"
 
 
 def explain_error(error: Exception, engine: str, nodes: str, doing: str) -> Exception:
@@ -262,7 +262,7 @@ def explain_error(error: Exception, engine: str, nodes: str, doing: str) -> Exce
     # Classified by name and text, because ONNX Runtime's classes have no common base.
     reason = clean_message(error)
     headline = f"{NAMES.get(engine, engine)} cannot {doing} {nodes}"
-    if ran_out(error):
+    if is_out_of_memory(error):
         return MemoryError(
             f"{headline}: {reason}; run fewer rows at a time (batch_size=), or give the worker more memory"
         )

@@ -34,7 +34,7 @@ import onnx
 import onnx_ir as ir
 
 from dask_ferro.engines import Engine, array
-from dask_ferro.engines.onnxruntime import HOST, declared
+from dask_ferro.engines.onnxruntime import HOST, kernel_listing
 from dask_ferro.engines.onnxruntime.known_defects import ONNXRUNTIME, REFERENCE, UNLIKE, Defects
 from dask_ferro.errors import UnsupportedOpError
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
@@ -59,7 +59,7 @@ _LIBRARIES = {
 }
 # Seconds that a process may take to load such a library and answer; it takes one or two.
 _ANSWER_S = 60
-_Declared = tuple[str, str, int, int, Mapping[str, Sequence[str]]]
+_KernelRow = tuple[str, str, int, int, Mapping[str, Sequence[str]]]
 
 logger = logging.getLogger(__name__)
 
@@ -385,7 +385,7 @@ def registry(provider: str = HOST) -> dict[tuple[str, str], tuple[KernelRow, ...
     return {key: tuple(found) for key, found in rows.items()}
 
 
-def _read_registry(provider: str) -> Sequence[_Declared]:
+def _read_registry(provider: str) -> Sequence[_KernelRow]:
     """Return (domain, operator, first version, last, types by parameter) of each kernel of a provider."""
     # Not `get_all_opkernel_def`, which starts every provider that was built in, and ends the process with a
     # segmentation fault if the library of one is missing: with onnxruntime-gpu wherever TensorRT is not installed.
@@ -401,7 +401,7 @@ def _read_registry(provider: str) -> Sequence[_Declared]:
         return ()
     try:
         told = subprocess.run(
-            [sys.executable, "-P", declared.__file__, provider, library],
+            [sys.executable, "-P", kernel_listing.__file__, provider, library],
             capture_output=True,
             text=True,
             check=True,

@@ -24,7 +24,7 @@ from dask.typing import Key
 from dask.utils import key_split
 from distributed.utils import key_split_group
 
-from dask_ferro.flow.task_cost import CALL, TRIAL_S, WRONG, TaskCost
+from dask_ferro.flow.task_cost import CALL, MAX_ERROR, TRIAL_S, TaskCost
 from dask_ferro.policy.estimates import Mean
 
 # Groups stored for one prefix, and prefixes in all: at most 15 MB.  One program has a dozen slices.
@@ -33,7 +33,7 @@ GROUPS, PREFIXES = 64, 1024
 # maximum.
 _NEWEST, _ENOUGH = 8, 2
 # If tasks change their duration, an estimate has covered 7/8 of the change after this many tasks.
-_FORGOTTEN = 20
+_MAX_TASKS = 20
 # The bytes of an array's operation are the mean of up to this many tasks.
 _SIZE_SAMPLES = 1000
 
@@ -103,10 +103,10 @@ class Costs:
         is_mixed = measured.group == measured.prefix
         with self._lock:
             groups = self._prefixes[measured.prefix] = self._prefixes.pop(measured.prefix, {})
-            group = groups.pop(measured.group, None) or _GroupCost(_FORGOTTEN if is_mixed else _SIZE_SAMPLES)
+            group = groups.pop(measured.group, None) or _GroupCost(_MAX_TASKS if is_mixed else _SIZE_SAMPLES)
             groups[measured.group] = group
             # Once for each task, until the mean has forgotten the previous values.
-            for _ in range(min(max(measured.tasks, 1), _FORGOTTEN)):
+            for _ in range(min(max(measured.tasks, 1), _MAX_TASKS)):
                 group.seconds.add(mean)
             if isfinite(measured.nbytes) and measured.nbytes >= 0:
                 group.size(measured.nbytes, max(measured.tasks, 1))
@@ -136,7 +136,7 @@ class Costs:
         among = tuple(groups.values())[-_NEWEST:]
         seconds = [g.seconds.value for g in among]
         usual = median(seconds)
-        most = max(seconds) if len(among) >= _ENOUGH else WRONG * usual
+        most = max(seconds) if len(among) >= _ENOUGH else MAX_ERROR * usual
         return TaskCost(usual, max(g.nbytes for g in among), max(most, TRIAL_S))
 
     def all(self) -> Iterator[MeasuredTasks]:

@@ -34,7 +34,7 @@ from distributed.sizeof import safe_sizeof
 from distributed.threadpoolexecutor import rejoin, thread_state
 
 from dask_ferro.flow.channel import Listener, Sender, name_of, pack, read_message, value_of
-from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share, StolenTask
+from dask_ferro.flow.run import FlowRun, InnerTask, Share, StolenTask, TaskFailure
 from dask_ferro.flow.times import TaskTimes
 from dask_ferro.policy.stealing.peers import Thief, gift
 
@@ -208,7 +208,7 @@ class Hub:
             value = value_of(parts)
         # Readers of the value fail, as if this worker had computed it.
         except Exception as error:  # noqa: BLE001
-            value = Failed(error)
+            value = TaskFailure(error)
         self.deliver(Message(name, kind, key, value))
 
     def deliver(self, message: Message) -> None:
@@ -236,7 +236,7 @@ class Hub:
             self._answers.put(partial(self._give, here, value))
         else:
             victim, keys = key
-            has_failed = isinstance(value, Failed)
+            has_failed = isinstance(value, TaskFailure)
             here.thief.answered(victim, 0 if has_failed else len(value), perf_counter())
             # After an answer, a waiting thread may ask again earlier than without one.
             here.changed.notify()
@@ -379,7 +379,7 @@ class Hub:
                 return False
             # Readers of the value on other workers fail; the reason itself may be an error that cannot be pickled.
             reason = PicklingError(f"the result of {task.key!r} cannot be pickled: {error.__cause__!r}")
-            nbytes = self._send(Message(here.name, "value", task.key, Failed(reason)), homes)
+            nbytes = self._send(Message(here.name, "value", task.key, TaskFailure(reason)), homes)
         figures = times.figures
         figures.values += sum(home.worker != self.worker for home in homes)
         figures.nbytes += nbytes
@@ -498,12 +498,12 @@ def hub_of(worker: str) -> Hub | None:
 
 
 def call_task(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
-    """Return the result of a task; a `Failed` if the task raises an error, or reads a `Failed`.
+    """Return the result of a task; a `TaskFailure` if the task raises an error, or reads a `TaskFailure`.
 
     If the task raises `Reschedule`, all tasks of its run start again.
     """
     for value in inputs.values():
-        if isinstance(value, Failed):
+        if isinstance(value, TaskFailure):
             return value
     start, had_seceded = perf_counter(), _has_seceded()
     try:
@@ -515,7 +515,7 @@ def call_task(task: InnerTask, inputs: dict[Any, Any], times: TaskTimes) -> Any:
         # Some exceptions forbid it.
         with suppress(Exception):
             error.add_note(f"in task {task.key!r}, which ran with others as one task")
-        return Failed(error)
+        return TaskFailure(error)
     finally:
         # The next task may call `secede` too.
         if _has_seceded() and not had_seceded:

@@ -1,7 +1,7 @@
 """The Dask task that runs a share: a bundle, which is a flow of one member, or a member of a flow.
 
     one member, one output     its value
-    else                       a tuple of values; an error of a task is a `Failed`, which `pick` raises
+    else                       a tuple of values; an error of a task is a `TaskFailure`, which `pick` raises
 
 A run without a future ends its members with `Reschedule`: the scheduler runs them again.
 """
@@ -16,7 +16,7 @@ from distributed import Reschedule, get_worker
 
 from dask_ferro.flow.hub import Home, Void, call_task, hub_of
 from dask_ferro.flow.repeat import unroll
-from dask_ferro.flow.run import Failed, FlowRun, Share
+from dask_ferro.flow.run import FlowRun, Share, TaskFailure
 from dask_ferro.flow.times import TaskTimes
 
 # The annotation with which the scheduler announces a run: its name, and the places of its members.
@@ -41,7 +41,7 @@ def run_share(share: Share, reads: tuple[ShareInput, ...], *arguments: Any) -> A
     }
     share, times = unroll(share), TaskTimes()
     try:
-        results = _alone(share, inputs, times) if share.members == 1 else _among(share, inputs, times)
+        results = _run(share, inputs, times) if share.members == 1 else _join(share, inputs, times)
     finally:
         times.tell()
     if share.members == 1 and len(results) == 1:
@@ -49,7 +49,7 @@ def run_share(share: Share, reads: tuple[ShareInput, ...], *arguments: Any) -> A
     return results
 
 
-def _alone(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any, ...]:
+def _run(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any, ...]:
     run = FlowRun([share.member])
     run.add(share, inputs)
     while run.is_ready:
@@ -58,7 +58,7 @@ def _alone(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
     return run.results(share)
 
 
-def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any, ...]:
+def _join(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any, ...]:
     worker = get_worker()
     own = worker.state.tasks[worker.get_current_task()]
     assert own.annotations is not None
@@ -79,7 +79,7 @@ def _among(share: Share, inputs: dict[Key, Any], times: TaskTimes) -> tuple[Any,
 def pick(results: tuple[Any, ...], place: int, *silent: Any) -> Any:
     """Return one result of a share that has several, or raise its error; `silent` are members without results."""
     result = results[place]
-    if isinstance(result, Failed):
+    if isinstance(result, TaskFailure):
         raise result.error
     return result
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import FlowCosts, Quotient, handed_out
+from dask_ferro.graph.bundling.partition import FlowCosts, Quotient, output_bytes
 
 # Factors on the cost of a message when a task is assigned: the message for this task is known, but not that readers
 # of the task follow it to that member.  Large graphs try one factor.
@@ -52,7 +52,7 @@ def peak_bytes(q: Quotient, plan: FlowPlan) -> float:
     owners = np.asarray(plan.members, np.int64)
     members = int(owners.max(initial=0)) + 1
     holders = np.unique(q.src * members + owners[q.dst]) // members
-    held = handed_out(q) * np.bincount(holders, minlength=len(q))
+    held = output_bytes(q) * np.bincount(holders, minlength=len(q))
     live = np.zeros(len(q) + 1)
     np.add.at(live, turn, held)
     np.subtract.at(live, last + 1, held)

@@ -8,7 +8,7 @@
 
 A worker may have several members of a flow; whichever of its threads is free takes the next task of any of them.  A
 task that another worker runs stays in its member's count: its value comes back, and goes to all readers from there.
-An inner task that fails has a `Failed` as its value, and so have the tasks that read it; the other tasks are
+An inner task that fails has a `TaskFailure` as its value, and so have the tasks that read it; the other tasks are
 computed, like without flows.  Nothing here locks, sends or waits.
 
 A bundle is a flow of one member.
@@ -53,7 +53,7 @@ class InnerTask(NamedTuple):
     rank: float
     # The other members with tasks that read the result.
     readers: tuple[int, ...] = ()
-    # A `trace.About`, or nothing.
+    # A `trace.ModelPart`, or nothing.
     about: tuple[Any, ...] = ()
 
 
@@ -100,7 +100,7 @@ class Share(NamedTuple):
         return len(self.tasks) + sum(len(one.tasks) * len(one.inputs) for one in self.repeats)
 
 
-class Failed(NamedTuple):
+class TaskFailure(NamedTuple):
     """The value of an inner task that raised an error, and of tasks that read such a value."""
 
     error: Exception

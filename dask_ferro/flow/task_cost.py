@@ -16,7 +16,7 @@ FERRO = "ferro"
 CALL = "@"
 # How many times as long as its guess a task may take, and the minimum of that maximum in seconds: a trial on small
 # data takes microseconds and predicts little about the next call.
-WRONG, TRIAL_S = 10.0, 1e-3
+MAX_ERROR, TRIAL_S = 10.0, 1e-3
 # A task that declares only its seconds has this many bytes of its result for each: memory is hardly written faster.
 _WRITES = 1e9
 
@@ -31,7 +31,7 @@ class TaskCost(NamedTuple):
 
 def guess_cost(seconds: float, nbytes: float) -> TaskCost:
     """Return the cost of a task that was not measured."""
-    return TaskCost(seconds, nbytes, max(WRONG * seconds, TRIAL_S))
+    return TaskCost(seconds, nbytes, max(MAX_ERROR * seconds, TRIAL_S))
 
 
 def own_cost(annotation: object) -> TaskCost | None:

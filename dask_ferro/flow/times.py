@@ -44,7 +44,7 @@ class MemberFigures:
 
 
 class InnerRun(NamedTuple):
-    """A task of a bundle that ran: key, times on `perf_counter`, bytes of its result (nan: not measured), `About`."""
+    """A task that ran in a bundle: key, times on `perf_counter`, its result's bytes (nan: unmeasured), `ModelPart`."""
 
     key: Key
     start: float
@@ -90,7 +90,7 @@ class TaskTimes:
             # The caller's own thread, in which Dask's local schedulers compute, has none.
             with suppress(ValueError):
                 worker = get_worker()
-            if worker is not None and (measured := _pending.taken(tally(self._runs))):
+            if worker is not None and (measured := _measurements.taken(tally(self._runs))):
                 worker.log_event(TOPIC, [one._asdict() for one in measured])
             if _listener is not None:
                 _listener(self._runs)
@@ -98,7 +98,7 @@ class TaskTimes:
             logger.warning("dask_ferro: the times of a bundle's tasks are lost", exc_info=True)
 
 
-class _Pending:
+class _Measurements:
     """The measurements since the last message."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Pending:
             return found
 
 
-_pending = _Pending()
+_measurements = _Measurements()
 
 
 def tally(runs: list[InnerRun]) -> list[MeasuredTasks]:

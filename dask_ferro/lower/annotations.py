@@ -1,8 +1,8 @@
 """Annotate tasks and nodes with the region and the placement that their graph names.
 
 A trace records keys and workers.  Only lowering knows that a task is, for example, the second layer's backward pass,
-sharded over rows.  So lowering records it: as an annotation of each task (`trace.ABOUT`), and for an op inside a
-bundle under the name of its node.  Annotations change neither the results nor the placement of tasks.
+sharded over rows.  So lowering records it: as an annotation of each task (`trace.PART_ANNOTATION`), and for an op in
+a bundle under the name of its node.  Annotations change neither the results nor the placement of tasks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from dask_ferro.graph.ir.regions import region_of
 from dask_ferro.graph.sharding.placements import PLACEMENT
-from dask_ferro.trace import About
-from dask_ferro.words import at_most
+from dask_ferro.trace import ModelPart
+from dask_ferro.words import limit_texts
 
 # Region and placement of each node, by the node's name.
 NodeLabels = Mapping[str, tuple[str, str]]
@@ -29,10 +29,10 @@ def node_labels(nodes: Iterable[ir.Node]) -> NodeLabels:
     return {name: both for name, both in found.items() if any(both)}
 
 
-def task_annotation(nodes: Iterable[ir.Node]) -> About:
+def task_annotation(nodes: Iterable[ir.Node]) -> ModelPart:
     """Return the annotation of a task: the regions and placements of the nodes that it computes, in order."""
     known = list(nodes)
-    return About(_list_texts(str(region_of(node)) for node in known), _list_texts(map(_placement, known)))
+    return ModelPart(_list_texts(str(region_of(node)) for node in known), _list_texts(map(_placement, known)))
 
 
 def _placement(node: ir.Node) -> str:
@@ -40,7 +40,7 @@ def _placement(node: ir.Node) -> str:
 
 
 def _list_texts(texts: Iterable[str]) -> str:
-    return "; ".join(at_most(_MAX_TEXTS, filter(None, dict.fromkeys(texts))))
+    return "; ".join(limit_texts(_MAX_TEXTS, filter(None, dict.fromkeys(texts))))
 
 
 class ByHead(dict[tuple[Any, ...], tuple[Any, ...]]):

@@ -15,17 +15,17 @@ from dask_ferro import config
 from dask_ferro.lower.upstream import pool_size
 
 # The client that graphs are written for inside a block, in a tuple; None: the default client.
-_CURRENT: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
+_CURRENT_CLIENT: ContextVar[tuple[Any] | None] = ContextVar("dask_ferro_client", default=None)
 
 
 @contextmanager
 def use_client(client: Any) -> Iterator[None]:
     """Let a client, or None for this process, be the current client inside a block."""
-    token = _CURRENT.set((client,))
+    token = _CURRENT_CLIENT.set((client,))
     try:
         yield
     finally:
-        _CURRENT.reset(token)
+        _CURRENT_CLIENT.reset(token)
 
 
 def client_of(schedule: Any) -> Any:
@@ -43,7 +43,7 @@ def live_client() -> Any:
 
 def current_client() -> Any:
     """Return the distributed client that a computation would go to by default, or None."""
-    chosen = _CURRENT.get()
+    chosen = _CURRENT_CLIENT.get()
     if chosen is not None:
         return chosen[0]
 

@@ -25,7 +25,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dask_ferro.errors import InputError
 from dask_ferro.flow.task_cost import TaskCost
 from dask_ferro.lower.portable import BundleTask, PortableTask, portable
-from dask_ferro.lower.shared import share_array
+from dask_ferro.lower.shared_memory import share_array
 from dask_ferro.lower.signature import is_dask_array, is_future
 from dask_ferro.lower.upstream import GraphNode, TaskRef
 

@@ -26,7 +26,7 @@ from dask.base import is_dask_collection
 
 from dask_ferro.errors import InputError
 from dask_ferro.lower.upstream import is_masked
-from dask_ferro.words import at_most, many
+from dask_ferro.words import limit_texts, pluralize
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -59,7 +59,7 @@ class ValueSpec(NamedTuple):
             return f"{self.name}: {self.kind}"
         dims = "?" if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
         labels = self.classes or self.columns
-        columns = f" (columns: {', '.join(at_most(_LABELS_SHOWN, map(repr, labels)))})" if labels else ""
+        columns = f" (columns: {', '.join(limit_texts(_LABELS_SHOWN, map(repr, labels)))})" if labels else ""
         return f"{self.name}: {self.dtype.name}[{dims}]{columns}"
 
 
@@ -201,7 +201,7 @@ def by_name(sig: Signature, given: Any, title: str) -> dict[str, Any]:
         values = given if isinstance(given, tuple) else (given,)
         given = dict(zip(names, values, strict=False))
         problem = (
-            f"got {many(len(values), 'input')}, wanted {len(names)}" if len(values) != len(names) else ""
+            f"got {pluralize(len(values), 'input')}, wanted {len(names)}" if len(values) != len(names) else ""
         )
     if problem:
         raise InputError(

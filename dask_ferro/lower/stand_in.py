@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Any
 
 # The version of a process without one.
-NONE = "none that can be imported"
+ABSENT = "none that can be imported"
 # The metric in which a worker reports its version to the scheduler instead of the package.
 LACKS = "ferro-lacks"
 
@@ -37,7 +37,7 @@ def own_version() -> str:
     try:
         __import__("dask_ferro")
     except ImportError:
-        return NONE
+        return ABSENT
     try:
         return metadata.version("dask-ferro")
     except metadata.PackageNotFoundError:

@@ -19,7 +19,7 @@ from dask_ferro.graph.tensor.emit import Outputs, build
 from dask_ferro.graph.tensor.tensor import Tensor, set_evaluator
 from dask_ferro.graph.tensor.tensor_model import TrainableModel, tensor_model
 from dask_ferro.lower.model.collection import from_onnx
-from dask_ferro.lower.prepared.prepared import read_source
+from dask_ferro.lower.preparation.model import read_source
 from dask_ferro.lower.signature import is_dask_array
 from dask_ferro.lower.worker.models import limits
 
@@ -82,7 +82,7 @@ def to_graph(outputs: Outputs, inputs: Mapping[str, Any] | None = None) -> Any:
     graph = from_onnx(model)
     if not (given or graph.inputs):
         return graph
-    return graph({name: _whole(value) for name, value in given.items()})
+    return graph({name: _whole_array(value) for name, value in given.items()})
 
 
 def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def compute(outputs: Outputs, inputs: Mapping[str, Any] | None = None, **kwargs:
     )
 
 
-def _whole(value: Any) -> Any:
+def _whole_array(value: Any) -> Any:
     return value.rechunk(-1).to_delayed().item() if is_dask_array(value) else value
 
 

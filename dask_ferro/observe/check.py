@@ -12,11 +12,11 @@ from distributed import Client
 
 from dask_ferro import config
 from dask_ferro.errors import InputError
-from dask_ferro.observe import shipped
+from dask_ferro.observe import process_facts
 from dask_ferro.observe.facts import ClusterFacts, ProcessFacts
 from dask_ferro.observe.findings import ClusterFinding
 from dask_ferro.observe.processes import (
-    ASKED,
+    QUERIES,
     answer,
     ask_scheduler,
     ask_workers,
@@ -92,7 +92,7 @@ def check_cluster(client: Client | None = None, *, timeout: float | None = None)
 
 
 async def _check(client: Client, seconds: float) -> ClusterCheck:
-    here = ProcessFacts(**await asyncio.to_thread(shipped.process_facts, ASKED))
+    here = ProcessFacts(**await asyncio.to_thread(process_facts.process_facts, QUERIES))
     scheduler, addresses = await ask_scheduler(client, seconds)
     state, failure = ClusterFacts(), scheduler.failure
     # Another release may have other facts, and differs: that is to be mended first.

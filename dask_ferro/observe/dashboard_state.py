@@ -14,16 +14,16 @@ from typing import Any, NamedTuple, cast
 from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
-from dask_ferro.policy.events import Settled
+from dask_ferro.policy.events import RequestSettled
 from dask_ferro.scheduler.events import DEPARTURES, ScaleEvent
 from dask_ferro.scheduler.log import Log, Sample
 from dask_ferro.scheduler.stealing import Stealing
-from dask_ferro.words import few, natural
+from dask_ferro.words import list_names, natural
 
 # The most workers shown one by one: then each row is 6 pixels high.
-SHOWN = 64
+MAX_WORKERS = 64
 # Rows and columns of the flow matrix; moves between other workers are summed up.
-PAIRED = 32
+MATRIX_SIZE = 32
 # Seconds of the chart of moves.
 SECONDS = 60
 
@@ -118,7 +118,7 @@ def stealing_picture(scheduler: Scheduler, stealing: Stealing, now: float) -> St
     )
 
 
-def _seconds(moves: Sequence[Settled]) -> tuple[MovesPerSecond, ...]:
+def _seconds(moves: Sequence[RequestSettled]) -> tuple[MovesPerSecond, ...]:
     if not moves:
         return ()
     counts = Counter((int(move.at), move.outcome) for move in moves)
@@ -129,11 +129,11 @@ def _seconds(moves: Sequence[Settled]) -> tuple[MovesPerSecond, ...]:
     )
 
 
-def _flows(scheduler: Scheduler, moves: Iterable[Settled]) -> tuple[MoveFlow, ...]:
+def _flows(scheduler: Scheduler, moves: Iterable[RequestSettled]) -> tuple[MoveFlow, ...]:
     """Return the confirmed moves by pair; workers with few moves are combined as "others"."""
     confirmed = [move for move in moves if move.outcome == "confirmed"]
     busy = Counter(chain.from_iterable((move.victim, move.thief) for move in confirmed))
-    names = {a: label(a, scheduler.workers.get(a)) for a, _ in busy.most_common(PAIRED)}
+    names = {a: label(a, scheduler.workers.get(a)) for a, _ in busy.most_common(MATRIX_SIZE)}
     sums: dict[tuple[str, str], list[float]] = {}
     for move in confirmed:
         total = sums.setdefault(
@@ -151,9 +151,9 @@ def _backlogs(scheduler: Scheduler, stealing: Stealing, now: float) -> tuple[Bac
     rows = stealing.ledger.rows
     seconds = {address: row.starts_in(now) for address, row in rows.items()}
     shown = list(seconds)
-    if len(shown) > SHOWN:
+    if len(shown) > MAX_WORKERS:
         ordered = sorted(seconds, key=lambda a: (-seconds[a], a))
-        shown = ordered[: SHOWN // 2] + ordered[-SHOWN // 2 :]
+        shown = ordered[: MAX_WORKERS // 2] + ordered[-MAX_WORKERS // 2 :]
     threshold, workers = stealing.core.threshold, scheduler.workers
     found = [Backlog(label(a, workers.get(a)), seconds[a], threshold(a), len(rows[a].queue)) for a in shown]
     return tuple(sorted(found, key=lambda b: natural(b.worker)))
@@ -173,7 +173,7 @@ def elastic_picture(log: Log) -> ElasticPicture:
 
 
 def _departure(message: Mapping[str, Any]) -> str:
-    some = few(label(str(address)) for address in message.get("workers") or ())
+    some = list_names(label(str(address)) for address in message.get("workers") or ())
     held = f", {message['keys']:,} results have to move" if message.get("keys") else ""
     why = f": {message['why']}" if message.get("why") else ""
     return f"{some} {DEPARTURES[message['action']]}{held}{why}"

@@ -58,7 +58,7 @@ class FailedTask(NamedTuple):
     workers: tuple[str, ...]
 
 
-class Unplaced(NamedTuple):
+class UnplacedTask(NamedTuple):
     """A ready task that is on no worker, with what it requires.
 
     Attributes
@@ -176,7 +176,7 @@ class ClusterFacts:
     unmeasured: str = ""
     shares: Mapping[str, float] = field(default_factory=dict)
     waits: tuple[WaitingTask, ...] = ()
-    unplaced: tuple[Unplaced, ...] = ()
+    unplaced: tuple[UnplacedTask, ...] = ()
     unplaced_count: int = 0
     resources: Mapping[str, float] = field(default_factory=dict)
     devices: tuple[str, ...] = ()

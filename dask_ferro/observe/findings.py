@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from dask_ferro.words import few, many
+from dask_ferro.words import list_names, pluralize
 
 # "error": something fails there, or does not go on until something is done.  "warning": something may fail or stop, or
 # figures may mislead.  "slow": it works, and takes longer than it has to.
@@ -52,7 +52,9 @@ def fault(
 ) -> Iterator[ClusterFinding]:
     """Yield the finding of what some places have in place of what is expected; none if there is no such place."""
     if got:
-        sentence = f"{few(got)}: {what}: got {few(dict.fromkeys(got.values()))}, wanted {expected}"
+        sentence = (
+            f"{list_names(got)}: {what}: got {list_names(dict.fromkeys(got.values()))}, wanted {expected}"
+        )
         yield ClusterFinding(severity, tuple(got), what, sentence, remedy, page)
 
 
@@ -64,6 +66,6 @@ def sort_findings(findings: Iterable[ClusterFinding]) -> tuple[ClusterFinding, .
 def summary(findings: Sequence[ClusterFinding]) -> str:
     """Return the numbers of findings in words."""
     counts = Counter(one.severity for one in findings)
-    parts = [many(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
+    parts = [pluralize(counts[severity], severity) for severity in ("error", "warning") if counts[severity]]
     parts += [f"{counts['slow']} slow"] if counts["slow"] else []
     return ", ".join(parts) or "nothing is wrong"

@@ -20,14 +20,14 @@ from distributed import Client
 from dask_ferro.errors import InputError
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.portable import remedy
-from dask_ferro.lower.stand_in import NONE, own_version
-from dask_ferro.observe import shipped
+from dask_ferro.lower.stand_in import ABSENT, own_version
+from dask_ferro.observe import process_facts
 from dask_ferro.observe.facts import PACKAGES, ProcessFacts
 from dask_ferro.observe.findings import fault
 from dask_ferro.observe.rules import releases_differ
 
 # Those that are asked for: cupy computes on a GPU, where there is one.
-ASKED = (*PACKAGES, "cupy")
+QUERIES = (*PACKAGES, "cupy")
 # Workers that are asked at a time: each question is a connection of client and scheduler.
 _AT_A_TIME = 200
 # The releases of dask_ferro of workers by address; None: it cannot be imported.
@@ -55,7 +55,7 @@ class SourceFunction:
 
 @cache
 def _source() -> str:
-    return getsource(shipped)
+    return getsource(process_facts)
 
 
 def resolve_client(client: object, call: str = "ff.install") -> Client:
@@ -79,7 +79,7 @@ def resolve_client(client: object, call: str = "ff.install") -> Client:
 
 async def ask_scheduler(client: Client, seconds: float) -> tuple[ProcessFacts, list[str]]:
     """Return the facts of the scheduler, and the addresses of its workers."""
-    answers = await answer(client.run_on_scheduler(SourceFunction("scheduler_facts"), ASKED), seconds)
+    answers = await answer(client.run_on_scheduler(SourceFunction("scheduler_facts"), QUERIES), seconds)
     workers = answers.pop("workers", [])
     return ProcessFacts(**answers), workers
 
@@ -88,8 +88,8 @@ async def ask_workers(client: Client, addresses: Iterable[str], seconds: float) 
     """Ask workers, each by a call of its own, so that one that hangs holds up no other."""
     turns = asyncio.Semaphore(_AT_A_TIME)
 
-    async def question(address: str) -> shipped.Plain:
-        answers = await client.run(SourceFunction("worker_facts"), ASKED, workers=[address])
+    async def question(address: str) -> process_facts.PlainValues:
+        answers = await client.run(SourceFunction("worker_facts"), QUERIES, workers=[address])
         if address not in answers:
             raise OSError("it has left the cluster")
         return dict(answers[address])
@@ -138,7 +138,7 @@ def importing(call: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         release = own_version()
-        (lack,) = fault("error", "dask_ferro", {"scheduler": f"{NONE} ({error})"}, release, remedy(release))
+        (lack,) = fault("error", "dask_ferro", {"scheduler": f"{ABSENT} ({error})"}, release, remedy(release))
         raise InputError(f"{call}: {lack}") from error
 
 

@@ -17,29 +17,29 @@ from dask_ferro.observe.facts import (
     PACKAGES,
     ClusterFacts,
     ProcessFacts,
-    Unplaced,
+    UnplacedTask,
     WorkerView,
 )
 from dask_ferro.observe.findings import ClusterFinding, fault, sort_findings
 from dask_ferro.policy.waits import REASONS, WaitingTask
-from dask_ferro.words import duration, few, many, size
+from dask_ferro.words import duration, list_names, pluralize, size
 
 # Seconds of silence after which a worker counts as hung: some heartbeats of 0.5 s; with 50 workers and more, at which
 # Dask asks for fewer heartbeats, this many of them.
 _SILENT, _BEATS = 3.0, 2.5
 # Seconds of silence after which it is taken to be gone: few calls hold the interpreter's lock for as long.
-_GONE = 30.0
+_SILENCE = 30.0
 # Waits shorter than these seconds are no news: a restriction may be on purpose.  Steps of stealing are under way
 # within less, so that "steal_pending" and "about_to_move" have their own; a worker has been silent for long when it is
 # reported.
 _PATIENCE = 3.0
 _PATIENCE_OF = {"steal_pending": 2.0, "about_to_move": 2.0, "worker_unresponsive": 0.0}
 # Ready tasks without any worker for these seconds; with a controller, which has to decide and to submit.
-_ALONE, _DECIDED = 3.0, 10.0
+_UNPLACED_WAIT, _DECISION_WAIT = 3.0, 10.0
 # Seconds that a batch system takes to start a job at once, or to give a reason.
-_QUEUED = 2.0
+_SUBMIT_WAIT = 2.0
 # Pending for this many times as long as the pool's jobs did so far, and for these seconds, is a queue that is slow.
-_OFTEN, _LATE = 2.0, 60.0
+_QUEUE_FACTOR, _QUEUE_WAIT = 2.0, 60.0
 # How SLURM's reasons begin for which a pending job waits until something is done, or for long; and what is in the
 # reasons of a job that is larger than a limit for one job.
 ENDLESS = (
@@ -48,10 +48,10 @@ ENDLESS = (
 )  # fmt: skip
 _TOO_LARGE = "PerJob"
 # A flow of which no member ends for so many times its projection, and these seconds: one lasts 5 s at most.
-_STILL, _STILL_S = 10.0, 20.0
+_HANG, _HANG_S = 10.0, 20.0
 # What all processes have.
 _DASK = ("dask", "distributed")
-_OFF = "stealing is off, which would move it", "ff.install(client, stealing='informed')"
+_STEALING_OFF = "stealing is off, which would move it", "ff.install(client, stealing='informed')"
 
 
 Rule = Callable[[ClusterFacts], Iterator[ClusterFinding]]
@@ -75,7 +75,7 @@ def _answers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 def releases_differ(releases: Mapping[str, str | None], release: str) -> Iterator[ClusterFinding]:
     """Yield the findings for places without dask_ferro (None), or with another release than the client's."""
-    missing = {where: stand_in.NONE for where, got in releases.items() if got is None}
+    missing = {where: stand_in.ABSENT for where, got in releases.items() if got is None}
     yield from fault("error", "dask_ferro", missing, release or "the client's", portable.remedy(release))
     others = {where: got for where, got in releases.items() if got and release and got != release}
     yield from fault(
@@ -113,7 +113,7 @@ def _package(package: str, release: str, processes: Mapping[str, ProcessFacts]) 
     # A worker that lacks dask_ferro needs its whole environment.
     bare = [at for at, one in processes.items() if one.lacks(package) and not one.lacks("dask_ferro")]
     yield from fault(
-        "error", package, dict.fromkeys(bare, stand_in.NONE), release or "the client's",
+        "error", package, dict.fromkeys(bare, stand_in.ABSENT), release or "the client's",
         f"install it in the worker's environment: pip install {package}=={release}",
     )  # fmt: skip
     releases = {at: one.versions.get(package) for at, one in processes.items()}
@@ -181,11 +181,11 @@ def _hung_workers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     is_gone, tasks, task = _is_gone(worst), sum(one.tasks for one in hung), worst.longest
     names = [worst.name, *(one.name for one in hung if one is not worst)]
     why = "it may be in a call that holds the interpreter's lock, or be stopped, or its host be gone"
-    if worst.silent_for >= _GONE:
+    if worst.silent_for >= _SILENCE:
         why = "the process is stopped, its host is gone, or one call blocks all of it"
     began = f"; it began {task.key} {duration(task.seconds)} ago" if task is not None else ""
     sentence = (
-        f"no report from {_workers(names)} for {duration(worst.silent_for)}: {why}{_with(tasks)}{began}"
+        f"no report from {_workers(names)} for {duration(worst.silent_for)}: {why}{_tasks(tasks)}{began}"
     )
     end = "; end what does not come back, and Dask computes its tasks elsewhere" if is_gone else ""
     severity = "error" if is_gone else "warning"
@@ -193,16 +193,16 @@ def _hung_workers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 
 def _is_gone(worker: WorkerView) -> bool:
-    return worker.silent_for >= _GONE and worker.tasks > 0
+    return worker.silent_for >= _SILENCE and worker.tasks > 0
 
 
-def _with(tasks: int) -> str:
-    return f", with {many(tasks, 'task')}" if tasks else ""
+def _tasks(tasks: int) -> str:
+    return f", with {pluralize(tasks, 'task')}" if tasks else ""
 
 
 def _workers(names: Sequence[str], number: int | None = None) -> str:
     """Return workers by their names, a few of `number`."""
-    return f"worker{'s' if (number or len(names)) > 1 else ''} {few(names, number)}"
+    return f"worker{'s' if (number or len(names)) > 1 else ''} {list_names(names, number)}"
 
 
 def _look_at(names: Sequence[str]) -> str:
@@ -219,13 +219,13 @@ def _memory(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     if paused:
         worst, tasks = max(paused, key=attrgetter("tasks")), sum(one.tasks for one in paused)
         names = [worst.name, *(one.name for one in paused if one is not worst)]
-        sentence = f"no task starts at {_workers(names)}, which paused{_used(worst)}{_with(tasks)}"
+        sentence = f"no task starts at {_workers(names)}, which paused{_format_memory(worst)}{_tasks(tasks)}"
         severity = "error" if tasks or len(paused) == len(facts.workers) else "warning"
         yield ClusterFinding(severity, tuple(names), "memory", sentence, remedy, "workers")
     if near:
         worst, names = max(near, key=_share), [one.name for one in near]
         ends = f"; at {terminate:.0%} its process is ended" if terminate <= 1 else ""
-        sentence = f"{_workers(names)}: memory is nearly full{_used(worst)}{ends}"
+        sentence = f"{_workers(names)}: memory is nearly full{_format_memory(worst)}{ends}"
         yield ClusterFinding("warning", tuple(names), "memory", sentence, remedy, "workers")
 
 
@@ -233,7 +233,7 @@ def _share(worker: WorkerView) -> float:
     return worker.memory / worker.limit if worker.limit else 0.0
 
 
-def _used(worker: WorkerView) -> str:
+def _format_memory(worker: WorkerView) -> str:
     return (
         f": {_share(worker):.0%} of {size(worker.limit)} in use at worker {worker.name}"
         if worker.limit
@@ -250,7 +250,7 @@ def _no_workers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     if not facts.remaining or facts.workers or decision.get("jobs") or decision.get("closed"):
         return
     # Dask's own adapt is not known here.
-    sentence, severity = f"there is no worker for {many(facts.remaining, 'task')}", "error"
+    sentence, severity = f"there is no worker for {pluralize(facts.remaining, 'task')}", "error"
     remedy = (
         "start workers, cluster.scale(n), or let the number follow the work: cluster.adapt(...); if it does, the"
         " cluster's log says why no worker starts"
@@ -260,8 +260,8 @@ def _no_workers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             f"; the controller was asked for workers {duration(unserved)} ago, and has no job on its way"
         )
         remedy = "look at the controller's reason, and at maximum= of cluster.adapt and of its pools"
-        severity = "error" if unserved >= _LATE else "warning"
-    if unserved >= (_DECIDED if decision else _ALONE):
+        severity = "error" if unserved >= _QUEUE_WAIT else "warning"
+    if unserved >= (_DECISION_WAIT if decision else _UNPLACED_WAIT):
         yield ClusterFinding(severity, (), "workers", sentence, remedy, "ferro-elastic")
 
 
@@ -283,7 +283,7 @@ def _waits(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             "about_to_move",
             "transfer_too_slow",
         )
-        why, remedy = _OFF if is_off else REASONS[reason]
+        why, remedy = _STEALING_OFF if is_off else REASONS[reason]
         long = longest.get(one.worker)
         behind = f", behind {long.key}, which has run there for {duration(long.seconds)}" if long else ""
         sentence = (
@@ -294,20 +294,20 @@ def _waits(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 
 def _likewise(number: int, what: str = "more task") -> str:
-    return f"; likewise {many(number, what)}" if number else ""
+    return f"; likewise {pluralize(number, what)}" if number else ""
 
 
 def _severity_of(wait: WaitingTask) -> str:
     if wait.reason != "worker_unresponsive":
         return "slow"
-    return "error" if wait.seconds >= _GONE else "warning"
+    return "error" if wait.seconds >= _SILENCE else "warning"
 
 
 def _unplaced_tasks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Yield a finding for each reason why ready tasks are on no worker."""
     if not any(one.status == "running" for one in facts.workers):
         return  # then all of them wait, whatever they require
-    by_reason: dict[tuple[str, str, str], list[Unplaced]] = {}
+    by_reason: dict[tuple[str, str, str], list[UnplacedTask]] = {}
     for one in facts.unplaced:
         by_reason.setdefault(_lacks(one, facts), []).append(one)
     for (why, severity, remedy), tasks in by_reason.items():
@@ -321,13 +321,13 @@ def _unplaced_tasks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(severity, (worst.key,), what, sentence, remedy, "graph")
 
 
-def _lacks(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
+def _lacks(task: UnplacedTask, facts: ClusterFacts) -> tuple[str, str, str]:
     """Return what no worker has that a task requires, how severe that is, and the remedy."""
     if task.reason not in ("no_eligible_worker", "wrong_device"):
         why, remedy = REASONS[task.reason]
         return why, "slow", remedy
     if task.device and task.device not in facts.devices:
-        there = few(sorted(facts.devices)) or "unknown"
+        there = list_names(sorted(facts.devices)) or "unknown"
         why = f"it requires a worker with a {task.device}, and all workers have only {there}"
         return (
             why,
@@ -343,18 +343,18 @@ def _lacks(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
     return _lacks_worker(task, facts)
 
 
-def _lacks_worker(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
+def _lacks_worker(task: UnplacedTask, facts: ClusterFacts) -> tuple[str, str, str]:
     """Return why none of the workers that a task may run at takes it, how severe that is, and the remedy."""
-    only = few((*task.workers, *task.hosts))
+    only = list_names((*task.workers, *task.hosts))
     may = [one for one in facts.workers if not task.workers or one.name in task.workers]
     silent = [one for one in _silent(facts) if one in may]
     if silent and all(one in silent or one.status != "running" for one in may):
         worst, names = max(silent, key=attrgetter("silent_for")), [one.name for one in silent]
         why = f"{_workers(names)} did not report for {duration(worst.silent_for)}"
-        severity = "error" if worst.silent_for >= _GONE else "warning"
+        severity = "error" if worst.silent_for >= _SILENCE else "warning"
         return f"it may run at {only} only, and {why}" if only else why, severity, _look_at(names)
     if only:
-        there = few([f"{one.name} is {one.status}" for one in may if task.workers])
+        there = list_names([f"{one.name} is {one.status}" for one in may if task.workers])
         why = f"it may run at {only} only, and {there or 'no worker there takes it'}"
         return why, "error", "look at those workers, start them, or submit it without workers="
     why, remedy = REASONS["no_eligible_worker"]
@@ -364,7 +364,7 @@ def _lacks_worker(task: Unplaced, facts: ClusterFacts) -> tuple[str, str, str]:
 def _failed_tasks(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     if total := sum(facts.failed.values()):
         worst = sorted(facts.failed, key=lambda name: (-facts.failed[name], name))
-        sentence = f"{many(total, 'task')} failed: of {few(worst)}"
+        sentence = f"{pluralize(total, 'task')} failed: of {list_names(worst)}"
         remedy = "correct the cause and submit the tasks again"
         if task := facts.failure:
             sentence += f"; {task.key} failed last, at {_workers(task.workers)}: {task.error}"
@@ -376,7 +376,7 @@ def _flows(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     still = [
         one
         for one in facts.flows
-        if one.state == "runs" and not one.ended and one.seconds > max(_STILL_S, _STILL * one.projected)
+        if one.state == "runs" and not one.ended and one.seconds > max(_HANG_S, _HANG * one.projected)
     ]
     if not still:
         return
@@ -402,7 +402,7 @@ def _pools(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         if not is_paused and 0 < reopens < facts.now:
             continue  # it is tried again now
         until = f" until {strftime('%H:%M:%S', localtime(reopens))}" if reopens else ""
-        waiting = f"; {many(facts.without_worker, 'task')} without a worker" if lacks else ""
+        waiting = f"; {pluralize(facts.without_worker, 'task')} without a worker" if lacks else ""
         state = "paused" if is_paused else "closed"
         sentence = f"pool {name} is {state}{until}: {pool.get('why', '').rstrip('.')}{waiting}"
         severity = "error" if lacks and not facts.workers else "warning"
@@ -419,13 +419,13 @@ def _queues(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         # A job that may start by itself is late when it has waited for longer than the pool's other jobs did.
         reasons, seconds = queue["reasons"], facts.now - queue["since"]
         is_endless = bool(reasons) and all(map(_is_endless, reasons)) and not facts.workers
-        patience = _QUEUED if is_endless else max(_LATE, _OFTEN * queue["expected"])
+        patience = _SUBMIT_WAIT if is_endless else max(_QUEUE_WAIT, _QUEUE_FACTOR * queue["expected"])
         if not facts.remaining or seconds < patience:
             continue
         why = max(reasons, key=lambda reason: (reasons[reason], reason), default="no reason is given")
         sentence = (
-            f"{many(queue['jobs'], 'job')} of pool {name} in the batch system's queue, for up to {duration(seconds)},"
-            f" and {many(len(facts.workers), 'worker')} at work: {why}"
+            f"{pluralize(queue['jobs'], 'job')} of pool {name} in the batch system's queue, for up to"
+            f" {duration(seconds)}, and {pluralize(len(facts.workers), 'worker')} at work: {why}"
         )
         severity = "error" if is_endless else "slow"
         remedy = "dask ferro jobs has each job; a smaller or shorter job, or another queue, may start earlier"

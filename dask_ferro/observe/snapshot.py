@@ -25,7 +25,7 @@ from dask_ferro.observe.facts import (
     ClusterFacts,
     FailedTask,
     RunningTask,
-    Unplaced,
+    UnplacedTask,
     WorkerView,
 )
 from dask_ferro.policy.waits import WaitingTask
@@ -36,14 +36,14 @@ from dask_ferro.scheduler.events import ScaleEvent
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.scheduler.stealing import Stealing, stealing_of
-from dask_ferro.words import short
+from dask_ferro.words import shorten
 
 # The most tasks without a worker, and the most waits, that are described: each takes about 10 us.
-SOME = 32
+MAX_WAITS = 32
 # The most characters of an error, and names of a list of workers that a task is restricted to.
 _ERROR, _NAMES = 120, 8
 # Seconds after which a decision is no longer the controller's view: it publishes one every 10 s, or at its interval.
-_STOPPED = 120.0
+_DECISION_LIFETIME = 120.0
 # A task without a worker is told of from these seconds on: until then it may be about to be placed.
 _PATIENCE = 1.0
 
@@ -95,7 +95,7 @@ def cluster_facts(
         lacking={label(a, ws): ws.metrics[LACKS] for a, ws in workers.items() if LACKS in ws.metrics},
         unserved=_unserved_seconds(stealing, now),
         # Not that of a controller that has stopped since.
-        decision=elastic if elastic and now - elastic.get("time", 0.0) < _STOPPED else {},
+        decision=elastic if elastic and now - elastic.get("time", 0.0) < _DECISION_LIFETIME else {},
         counts=dict(stealing.counts) if stealing is not None else {},
         flows=tuple(_flows(scheduler, now)),
     )
@@ -109,10 +109,10 @@ def _counts(scheduler: Scheduler) -> tuple[Mapping[str, int], Mapping[str, int],
         counts = prefix.states
         states.update({state: count for state, count in counts.items() if count})
         if erred := counts.get("erred", 0):
-            failed[short(prefix.name)] = erred
+            failed[shorten(prefix.name)] = erred
         remaining = sum(counts.get(state, 0) for state in ("waiting", "queued", "no-worker", "processing"))
         if remaining and prefix.duration_average < 0:
-            unmeasured = unmeasured or short(prefix.name)
+            unmeasured = unmeasured or shorten(prefix.name)
         elif remaining:
             work += remaining * prefix.duration_average
     return states, failed, work, unmeasured
@@ -124,7 +124,7 @@ def _failure(scheduler: Scheduler) -> FailedTask | None:
         ts = scheduler.tasks.get(failed.key)
         if ts is not None and ts.state == "erred":
             names = tuple(label(a, scheduler.workers.get(a)) for a in sorted(failed.erred_on))
-            return FailedTask(short(failed.key), short(failed.exception_text, _ERROR), names)
+            return FailedTask(shorten(failed.key), shorten(failed.exception_text, _ERROR), names)
     return None
 
 
@@ -132,7 +132,7 @@ def _worker_view(ws: WorkerState, now: float, awake: float) -> WorkerView:
     unheard = max(now - ws.last_seen, 0.0)
     # As of the newest heartbeat.
     ts, seconds = max(ws.executing.items(), key=lambda item: item[1], default=(None, 0.0))
-    longest = RunningTask(short(ts.key), seconds + unheard) if ts is not None else None
+    longest = RunningTask(shorten(ts.key), seconds + unheard) if ts is not None else None
     memory, limit = upstream.metrics_of(ws).get("memory", 0), ws.memory_limit or 0
     return WorkerView(
         label(ws.address, ws), ws.status.name, min(unheard, awake), len(ws.processing), memory, limit, longest
@@ -158,10 +158,10 @@ def _flows(scheduler: Scheduler, now: float) -> Iterator[FlowRow]:
 def _waits(scheduler: Scheduler, stealing: Stealing) -> Iterator[WaitingTask]:
     """Yield some of the waits of the newest tick that have not ended since, with names."""
     names = {address: label(address, ws) for address, ws in scheduler.workers.items()}
-    for wait in islice(stealing.waits.now, SOME):
+    for wait in islice(stealing.waits.now, MAX_WAITS):
         if _still_waits(scheduler, wait, stealing):
             some = tuple(names.get(address, address) for address in wait.some)
-            yield wait._replace(key=short(wait.key), worker=names.get(wait.worker, wait.worker), some=some)
+            yield wait._replace(key=shorten(wait.key), worker=names.get(wait.worker, wait.worker), some=some)
 
 
 def _still_waits(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing) -> bool:
@@ -172,11 +172,11 @@ def _still_waits(scheduler: Scheduler, wait: WaitingTask, stealing: Stealing) ->
     return entry is not None and entry.state != "running" and entry.worker.address == wait.worker
 
 
-def _unplaced_tasks(scheduler: Scheduler, stealing: Stealing | None) -> Iterator[Unplaced]:
+def _unplaced_tasks(scheduler: Scheduler, stealing: Stealing | None) -> Iterator[UnplacedTask]:
     """Yield some of the ready tasks on no worker; the plugin knows those that it holds back, and why."""
     known = {wait.key: wait for wait in stealing.waits.elsewhere([])} if stealing is not None else {}
     now = monotonic()
-    for ts, since in islice(scheduler.unrunnable.items(), SOME):
+    for ts, since in islice(scheduler.unrunnable.items(), MAX_WAITS):
         # The plugin refreshes Dask's times of the tasks that it holds back, and has its own.
         wait = known.get(ts.key)
         seconds, reason = (now - since, "no_eligible_worker") if wait is None else (wait.seconds, wait.reason)
@@ -185,11 +185,11 @@ def _unplaced_tasks(scheduler: Scheduler, stealing: Stealing | None) -> Iterator
             yield _describe(scheduler, ts, seconds, reason)
 
 
-def _describe(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str) -> Unplaced:
+def _describe(scheduler: Scheduler, ts: TaskState, seconds: float, reason: str) -> UnplacedTask:
     workers = scheduler.workers
     names = tuple(label(a, workers.get(a)) for a in islice(sorted(ts.worker_restrictions or ()), _NAMES))
-    return Unplaced(
-        short(ts.key),
+    return UnplacedTask(
+        shorten(ts.key),
         seconds,
         reason,
         names,

@@ -10,7 +10,7 @@ from dask_ferro.observe.facts import ClusterFacts
 from dask_ferro.observe.findings import ClusterFinding, summary
 from dask_ferro.observe.rules import findings
 from dask_ferro.scheduler.flow_log import FlowRow
-from dask_ferro.words import count, duration, many, size
+from dask_ferro.words import count, duration, pluralize, size
 
 # The most flows that are shown, and what is shown of each.
 FLOWS = 12
@@ -84,9 +84,9 @@ def _tasks(facts: ClusterFacts, progress: TaskProgress) -> str:
     if not total:
         return "no tasks"
     if not facts.remaining:
-        return f"all {many(total, 'task')} ended" + (f", {failed:,} of them failed" if failed else "")
+        return f"all {pluralize(total, 'task')} ended" + (f", {failed:,} of them failed" if failed else "")
     failures = f", {failed:,} failed" if failed else ""
-    return f"{done:,} of {many(total, 'task')} done ({done / total:.0%}), {running:,} running{failures}"
+    return f"{done:,} of {pluralize(total, 'task')} done ({done / total:.0%}), {running:,} running{failures}"
 
 
 def _end(facts: ClusterFacts) -> str:
@@ -98,7 +98,7 @@ def _end(facts: ClusterFacts) -> str:
     if not facts.threads:
         return ""
     # A lower bound: tasks that wait for each other do not fill all threads.
-    least, threads = facts.work / facts.threads, many(facts.threads, "thread")
+    least, threads = facts.work / facts.threads, pluralize(facts.threads, "thread")
     return f"the rest takes {duration(least)} or longer: {duration(facts.work)} of work for {threads}"
 
 
@@ -107,7 +107,7 @@ def _workers(facts: ClusterFacts) -> str:
         return "no workers"
     states = Counter(state_of(one.status, one.tasks) for one in facts.workers)
     by_state = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
-    return f"{many(len(facts.workers), 'worker')} with {many(facts.threads, 'thread')}: {by_state}"
+    return f"{pluralize(len(facts.workers), 'worker')} with {pluralize(facts.threads, 'thread')}: {by_state}"
 
 
 def state_of(status: str, tasks: int) -> str:
@@ -132,6 +132,6 @@ def _gain_text(facts: ClusterFacts) -> str:
         return ""
     worked, moving = (facts.counts.get(f"seconds_{what}", 0.0) for what in ("worked", "moving"))
     return (
-        f"stealing moved {many(moved, 'task')} to workers that ran out of work: they did {duration(worked)} of work"
-        f" there (measured), and moving took {duration(moving)} (projected)"
+        f"stealing moved {pluralize(moved, 'task')} to workers that ran out of work: they did {duration(worked)} of"
+        f" work there (measured), and moving took {duration(moving)} (projected)"
     )

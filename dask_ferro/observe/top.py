@@ -35,7 +35,7 @@ from dask_ferro.scheduler.worker_plugin import METRIC
 # The number of a worker's tasks that are sampled for the mix of prefixes.
 _MIX = 64
 # The most prefixes named for the cluster and for a worker.
-_MANY, _FEW = 8, 3
+_CLUSTER_PREFIXES, _WORKER_PREFIXES = 8, 3
 # Seconds to connect; a running scheduler accepts at once.
 _CONNECT = 3.0
 # Seconds for an answer, which a scheduler that reads a graph of 100,000 tasks may need.
@@ -97,7 +97,7 @@ def take_snapshot(dask_scheduler: Scheduler) -> SchedulerSnapshot:
         "ferro": stealing is not None,
         "stealing": facts.stealing or None,
         "tasks": dict(facts.tasks),
-        "ops": [[name, count] for name, count in ops.most_common(_MANY) if count],
+        "ops": [[name, count] for name, count in ops.most_common(_CLUSTER_PREFIXES) if count],
         "steals": dict(facts.counts),
         "elastic": elastic,
         "overview": asdict(overview(facts)),
@@ -120,9 +120,9 @@ def _row(
         "state": state_of(ws.status.name, len(ws.processing)),
         "threads": ws.nthreads,
         "cpu": metrics.get("cpu", 0.0),
-        "running": [_label(key) for key in islice(running, _FEW)],
+        "running": [_label(key) for key in islice(running, _WORKER_PREFIXES)],
         "tasks": len(ws.processing),
-        "ops": [[name, count] for name, count in mix.most_common(_FEW)],
+        "ops": [[name, count] for name, count in mix.most_common(_WORKER_PREFIXES)],
         "memory": ws.memory.process,
         "memory_limit": ws.memory_limit,
         "spilled": ws.memory.spilled,

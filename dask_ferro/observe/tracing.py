@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # The most ops in a trace, of all workers together: 150 MB in the client.
 _OPS = 500_000
 # The counts of missing records: dropped tasks, steals and ops; workers that hang.
-_LOST = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
+_LOSSES = ("dropped", "dropped_steals", "dropped_ops", "workers_without_ops")
 
 
 class _RecordingStart(NamedTuple):
@@ -279,7 +279,7 @@ def _counts(begun: _RecordingStart, ended: _RecordingEnd, lost_ops: tuple[int, i
     """Return the counts of the block itself, under the names that a simulated run uses."""
     before = begun.counts
     counts = {name: value - before[name] for name, value in ended.counts.items()}
-    lost = zip(_LOST, (*ended.lost, *lost_ops), strict=True)
+    lost = zip(_LOSSES, (*ended.lost, *lost_ops), strict=True)
     dropped = {name: float(count) for name, count in lost if count}
     return {**counts, "elapsed": ended.time - begun.time, **dropped}
 

@@ -23,7 +23,7 @@ from dask_ferro.policy.placement import Placement, PlacementParameters, Wait
 # Holders of inputs that are weighed; a block that every worker holds is no reason to consider all of them.
 HOLDERS = 8
 # The most admitted workers weighed: facts of one take 2 us, so 0.1 ms of the scheduler's time for each task.
-_ADMITTED = 64
+_MAX_ADMITTED = 64
 
 
 class ByClass(NamedTuple):
@@ -123,7 +123,7 @@ class Candidates:
         if lasting and not found:
             found = self._soonest(count, priority, now, 0.0, need)
         seen = {worker.address for worker in found}
-        others = (address for address in _most(held) if address not in seen and address in ledger.rows)
+        others = (address for address in _rank(held) if address not in seen and address in ledger.rows)
         found += [ledger.worker(address, now, priority) for address in others]
         return list(map(self._current, found))
 
@@ -134,7 +134,7 @@ class Candidates:
     def _admitted(self, task: TaskFacts, priority: Any, now: float) -> list[Worker]:
         """Return the workers that a restriction admits, if only those are to be weighed; else an empty list."""
         admitted = task.allowed if task.allowed is not None else task.preferred
-        if not admitted or len(admitted) > _ADMITTED:
+        if not admitted or len(admitted) > _MAX_ADMITTED:
             return []
         rows = (a for a in sorted(admitted) if a in self.ledger.rows)
         found = [self._current(self.ledger.worker(address, now, priority)) for address in rows]
@@ -215,7 +215,7 @@ class Candidates:
         return max(each * row.nthreads - len(row.running) - len(row.queue) - row.incoming, 0)
 
 
-def _most(held: Mapping[Address, int]) -> Iterable[Address]:
+def _rank(held: Mapping[Address, int]) -> Iterable[Address]:
     """Return the holders of the most bytes."""
     if len(held) <= HOLDERS:
         return held

@@ -32,7 +32,7 @@ GUESS = 0.1
 BURDEN = 2.5
 # How old a report of what a worker runs is on arrival, at most: it comes with a heartbeat, and the scheduler's messages
 # are in flight meanwhile.
-REPORTED = 0.1
+MAX_AGE = 0.1
 # Seconds for which messages are batched: with Dask's 5 ms, no dependency between two workers takes less.
 SENDS = 0.001
 # A link is described by a latency, measured by transfers up to this size, and by a bandwidth for larger ones.
@@ -41,7 +41,7 @@ LIGHT = 64 << 10
 # process nothing is copied), would tell of an endless bandwidth.
 _BYTES_SHARE = 0.1
 # Tasks of a prefix of which no result was seen yet that are thought to fill a device.
-UNSEEN = 4
+UNSEEN_RESULTS = 4
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ class ResultSizes:
         These are the bytes of its largest input, and at least a quarter of the smallest device: so few are assigned
         that the first of them is measured before a device is full.
         """
-        return max(device // UNSEEN, max(inputs, default=0))
+        return max(device // UNSEEN_RESULTS, max(inputs, default=0))
 
 
 class Link(NamedTuple):

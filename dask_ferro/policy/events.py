@@ -19,7 +19,7 @@ OUTCOMES: tuple[str, ...] = get_args(Settlement)
 # ---- events --------------------------------------------------------------------------------------------------
 
 
-class Joined(NamedTuple):
+class WorkerJoined(NamedTuple):
     """A worker joined, or the facts of a known worker changed."""
 
     worker: Address
@@ -30,7 +30,7 @@ class Joined(NamedTuple):
     resources: Mapping[str, float] | None = None
 
 
-class Left(NamedTuple):
+class WorkerLeft(NamedTuple):
     """A worker left; its tasks were taken back before."""
 
     worker: Address
@@ -43,7 +43,7 @@ class AcceptsTasks(NamedTuple):
     accepts: bool
 
 
-class Heard(NamedTuple):
+class WorkerReported(NamedTuple):
     """A worker reported the tasks that it ran at some time."""
 
     worker: Address
@@ -51,7 +51,7 @@ class Heard(NamedTuple):
     running: frozenset[Key]
 
 
-class Assigned(NamedTuple):
+class TaskAssigned(NamedTuple):
     """A task was assigned to a worker.
 
     Attributes
@@ -73,7 +73,7 @@ class Assigned(NamedTuple):
     nbytes: int = 0
 
 
-class Finished(NamedTuple):
+class TaskFinished(NamedTuple):
     """A task left its worker: done (in `seconds`, if the worker said so), in error, or taken back."""
 
     key: Key
@@ -81,7 +81,7 @@ class Finished(NamedTuple):
     seconds: float | None = None
 
 
-class Answered(NamedTuple):
+class StealAnswered(NamedTuple):
     """A victim answered a request.
 
     Attributes
@@ -95,19 +95,19 @@ class Answered(NamedTuple):
     answer: Answer
 
 
-class Unsent(NamedTuple):
+class RequestUnsent(NamedTuple):
     """A request could not be sent: the connection to the victim is closed."""
 
     key: Key
 
 
-class Withdrawn(NamedTuple):
+class RequestWithdrawn(NamedTuple):
     """A request got no answer for long: the task counts at its victim again, and its thief is free."""
 
     key: Key
 
 
-class Ordered(NamedTuple):
+class MoveOrdered(NamedTuple):
     """A move was ordered from outside, whatever the policy says."""
 
     move: Move
@@ -117,7 +117,7 @@ class MessagesSent(NamedTuple):
     """All pending messages have left: the tasks they assign start from now on."""
 
 
-class Due(NamedTuple):
+class WakeDue(NamedTuple):
     """The time of a `Wake` has come."""
 
     at: float
@@ -156,7 +156,7 @@ class ResourcesReported(NamedTuple):
     resources: Mapping[str, float]
 
 
-class EndTold(NamedTuple):
+class EndAnnounced(NamedTuple):
     """The time on the caller's clock at which a worker, possibly one yet to join, will be gone; None: unknown."""
 
     worker: Address
@@ -193,27 +193,28 @@ class LoopMeasured(NamedTuple):
     share: float
 
 
-class Switched(NamedTuple):
+class StealingSwitched(NamedTuple):
     """Stealing was switched on, or off: then only a `Tick` leads to decisions, and no `Wake` is asked for."""
 
     on: bool
 
 
-class Restarted(NamedTuple):
+class SchedulerRestarted(NamedTuple):
     """All tasks are forgotten; learned costs are kept."""
 
 
 Event = (
-    Joined | Left | AcceptsTasks | Heard | Assigned | Finished | Answered | Unsent | Withdrawn | Ordered | MessagesSent
-    | Due | Tick | DeviceReported | MemoryReported | ResourcesReported | EndTold | DurationLearned | SpeedLearned
-    | TransferLearned | LoopMeasured | Switched | Restarted
+    WorkerJoined | WorkerLeft | AcceptsTasks | WorkerReported | TaskAssigned | TaskFinished | StealAnswered
+    | RequestUnsent | RequestWithdrawn | MoveOrdered | MessagesSent | WakeDue | Tick | DeviceReported
+    | MemoryReported | ResourcesReported | EndAnnounced | DurationLearned | SpeedLearned | TransferLearned
+    | LoopMeasured | StealingSwitched | SchedulerRestarted
 )  # fmt: skip
 
 # ---- instructions --------------------------------------------------------------------------------------------
 
 
 class Wake(NamedTuple):
-    """Send `Due` at that time; it replaces any time asked for before."""
+    """Send `WakeDue` at that time; it replaces any time asked for before."""
 
     at: float
 
@@ -264,7 +265,7 @@ class Hurry(NamedTuple):
     soon: bool
 
 
-class Settled(NamedTuple):
+class RequestSettled(NamedTuple):
     """Report the outcome of a request; no action is needed.
 
     Attributes
@@ -287,7 +288,7 @@ class Settled(NamedTuple):
     cost: float
 
 
-class Arrived(NamedTuple):
+class StealCompleted(NamedTuple):
     """Report that a stolen task is done; no action is needed.
 
     Attributes
@@ -305,4 +306,4 @@ class Arrived(NamedTuple):
     delay: float
 
 
-Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | Settled | Arrived
+Instruction = Wake | Ask | HandOver | PlaceAgain | Hurry | RequestSettled | StealCompleted

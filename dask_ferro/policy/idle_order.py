@@ -14,7 +14,7 @@ from dask_ferro.policy.facts import Address
 from dask_ferro.policy.worker_load import WorkerLoad
 
 # Up to this many workers, a scan is cheaper than keeping them in order.
-FEW = 24
+SCAN_LIMIT = 24
 # Items of old versions are dropped at this many items per worker, plus a constant.
 _STALE, _SPARE = 4, 64
 
@@ -34,7 +34,7 @@ class IdleOrder:
 
     def touch(self, row: WorkerLoad, now: float) -> None:
         """Record a change to a worker; the first one that finds more than a few workers builds the heaps."""
-        if len(self._rows) <= FEW:
+        if len(self._rows) <= SCAN_LIMIT:
             self._heaps.clear()
         elif not self._heaps:
             for each in self._rows.values():
@@ -51,7 +51,7 @@ class IdleOrder:
 
         The generator must be exhausted or closed before anything happens to a worker.
         """
-        if len(self._rows) <= FEW:
+        if len(self._rows) <= SCAN_LIMIT:
             rows = (row for row in self._rows.values() if row.accepts and row.device == device)
             yield from sorted(rows, key=lambda row: (row.starts_in(now), row.turn, row.address))
             return

@@ -18,11 +18,11 @@ from itertools import islice, zip_longest
 from math import inf
 from typing import Any
 
-from dask_ferro.policy.estimates import REPORTED, Durations, Estimate, Links
+from dask_ferro.policy.estimates import MAX_AGE, Durations, Estimate, Links
 from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker
-from dask_ferro.policy.idle_order import FEW, IdleOrder
+from dask_ferro.policy.idle_order import SCAN_LIMIT, IdleOrder
 from dask_ferro.policy.stealing.snapshot import Facts, Snapshot
-from dask_ferro.policy.worker_load import NO_NEEDS, Entry, PendingRequest, Stolen, WorkerLoad
+from dask_ferro.policy.worker_load import NO_NEEDS, Entry, PendingRequest, StealRecord, WorkerLoad
 
 # The most victims, and tasks of each, in a snapshot: all of 20,000 tasks cost half a second.
 VICTIMS = 10
@@ -32,7 +32,7 @@ TASKS = VICTIMS * DEPTH
 # Overdue tasks found at one tick, and from each queue: describing one takes about 10 us.
 OVERDUE, _OF_EACH = 16, 8
 # Queue entries that are scanned for movable ones: checking one takes 0.1 us.
-_SCANNED = 2048
+_MAX_SCANNED = 2048
 
 
 class Ledger:
@@ -266,7 +266,7 @@ class Ledger:
         entry, thief, victim = request.entry, request.thief, request.entry.worker
         self._forget_guess(entry)
         entry.origins = (*entry.origins, victim.address)
-        entry.stolen = Stolen(victim.address, request.at)
+        entry.stolen = StealRecord(victim.address, request.at)
         if self._is_here(thief):
             self._join(now, entry, thief)
         else:
@@ -342,7 +342,7 @@ class Ledger:
             self._take(row, entry)
             self._run(entry, heard)
         # If more tasks run than there are threads, the last ones that the report lacks still wait.
-        doubtful = [e for e in row.running.values() if e.key not in running and _began(e) < heard - REPORTED]
+        doubtful = [e for e in row.running.values() if e.key not in running and _began(e) < heard - MAX_AGE]
         doubtful.sort(key=lambda entry: (entry.priority, entry.sequence))
         while doubtful and len(row.running) > row.nthreads:
             last = doubtful.pop()
@@ -539,7 +539,7 @@ class Ledger:
             As in `WorkerLoad.overdue`.
         """
         found: list[tuple[Entry, WorkerLoad, TaskFacts | None]] = []
-        start, left = turn % max(len(self._loads), 1), _SCANNED
+        start, left = turn % max(len(self._loads), 1), _MAX_SCANNED
         for _, address in (*self._loads[start:], *self._loads[:start]):
             row = self.rows[address]
             scanned = min(len(row.queue), left) if len(row.queue) > _OF_EACH else 0
@@ -561,7 +561,7 @@ class Ledger:
         some = [entry for _, _, entry in queue[first : first + _OF_EACH]]
         if scanned:
             # The full scan allowance goes to a different queue each turn.
-            at = turn // len(self._loads) * _SCANNED % len(queue) if scanned < len(queue) else 0
+            at = turn // len(self._loads) * _MAX_SCANNED % len(queue) if scanned < len(queue) else 0
             part = (
                 (queue[at:] + queue[:at])[:scanned] if at + scanned > len(queue) else queue[at : at + scanned]
             )
@@ -671,7 +671,7 @@ class Ledger:
         """Return a lower bound of the seconds until an accepting worker runs dry, exact where one has no queue."""
         if len(self._loads) == len(self.rows):
             return self._loads[0][0] if self._loads else inf
-        if len(self.rows) <= FEW:
+        if len(self.rows) <= SCAN_LIMIT:
             return min([r.starts_in(now) for r in self.rows.values() if r.accepts], default=inf)
         return min((worker.starts_in for worker in self.soonest(now, 1)), default=inf)
 

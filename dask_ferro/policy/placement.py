@@ -26,7 +26,7 @@ from dask_ferro.policy.estimates import BURDEN, SPARE, Links
 from dask_ferro.policy.facts import Address, TaskFacts, Worker
 
 
-class Placed(NamedTuple):
+class WorkerChoice(NamedTuple):
     """The task goes to this worker."""
 
     worker: Address
@@ -38,11 +38,11 @@ class Wait(NamedTuple):
     reason: str
 
 
-class Nobody(NamedTuple):
+class NoWorker(NamedTuple):
     """No worker that accepts tasks may have the task, and none is to be waited for."""
 
 
-Placement = Placed | Wait | Nobody
+Placement = WorkerChoice | Wait | NoWorker
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class PlacementParameters:
             if task.known and self.waits(task.seconds, fresh):
                 return Wait("reserved_for_new_worker")
             # Devices of its class are there and paused, as they do for lack of memory.
-            return Wait("device_memory_full") if task.must else Nobody()
+            return Wait("device_memory_full") if task.must else NoWorker()
         if any(w.room is not None for w in legal):
             legal = _roomy(task, _could_take(task, legal))
         if task.known and any(w.ends_in < inf for w in legal):
@@ -130,7 +130,7 @@ class PlacementParameters:
             return finish, worker.busy, holds, worker.turn, worker.address
 
         best = min(self._near(task, liked or legal), key=order)
-        return Placed(best.address) if self.may_begin(task, best) else Wait("device_memory_full")
+        return WorkerChoice(best.address) if self.may_begin(task, best) else Wait("device_memory_full")
 
     def _finish(self, task: TaskFacts, worker: Worker, links: Links, hosts: Mapping[Address, str]) -> float:
         """Return the seconds until the task would be done on a worker, plus the margin and the burden of moving it."""

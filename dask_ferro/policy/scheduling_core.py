@@ -35,14 +35,14 @@ from dask_ferro.policy.stealing.informed import (
     Policy,
     StealingParameters,
     StealingState,
-    adapted,
+    adapt,
+    forget_worker,
     threshold_of,
-    without,
 )
 from dask_ferro.policy.stealing.policies import for_overdue
 from dask_ferro.policy.stealing.snapshot import Facts
 from dask_ferro.policy.waits import OverdueTasks, look
-from dask_ferro.policy.worker_load import Entry, PendingRequest, Stolen, WorkerLoad
+from dask_ferro.policy.worker_load import Entry, PendingRequest, StealRecord, WorkerLoad
 
 # Seconds within which events share a step, and seconds between ticks, at which every worker is examined.
 COALESCE, TICK = 0.001, 0.5
@@ -51,13 +51,13 @@ THIEVES = 32
 # The most unread outcomes kept: no step reads them while stealing is off.  100 kB.
 HISTORY = 1000
 # Idle workers considered at one tick: the facts of one take 2 us.
-IDLE = 256
-_NOTHING = OverdueTasks()
+MAX_IDLE = 256
+_NO_TASKS = OverdueTasks()
 # The least seconds from an event to its step: a step takes as long.
-_LEAST = 1e-4
+_MIN_STEP = 1e-4
 # A saturated loop counts as such until its load is below this share of the bound, as each change sends every worker a
 # message.
-EASED = 0.9
+RELEASE_FACTOR = 0.9
 _COUNTS = ("requests", *events.OUTCOMES, "seconds_moving", "seconds_worked")
 
 
@@ -132,9 +132,9 @@ class SchedulingCore:
         self.state = StealingState()
         self.counts: dict[str, float] = dict.fromkeys(_COUNTS, 0)
         self.steps = 0
-        self.overdue = _NOTHING
+        self.overdue = _NO_TASKS
         # A step at the moment of its cause would be followed by others at the same moment, without end.
-        self.coalesce, self.tick = max(coalesce, _LEAST), tick
+        self.coalesce, self.tick = max(coalesce, _MIN_STEP), tick
         self.on_decision: Callable[[StealingDecision], None] | None = None
         self._is_on = True
         self._decided: list[Instruction] = []
@@ -150,19 +150,19 @@ class SchedulingCore:
     def _by_event(self) -> Mapping[type, Callable[[Any, float], None]]:
         """Return the handler of each event type."""
         return {
-            events.Joined: self._joined, events.Left: self._left, events.AcceptsTasks: self._opened,
-            events.Assigned: self._assigned, events.Finished: self._finished, events.Answered: self._answered,
-            events.Unsent: self._unsent, events.Withdrawn: self._withdrawn, events.Ordered: self._ordered,
-            events.Due: self._due, events.Tick: self._ticked,
-            events.Switched: self._switched, events.Restarted: self._restarted,
+            events.WorkerJoined: self._joined, events.WorkerLeft: self._left, events.AcceptsTasks: self._opened,
+            events.TaskAssigned: self._assigned, events.TaskFinished: self._finished,
+            events.StealAnswered: self._answered, events.RequestUnsent: self._unsent, events.Tick: self._ticked,
+            events.RequestWithdrawn: self._withdrawn, events.MoveOrdered: self._ordered, events.WakeDue: self._due,
+            events.StealingSwitched: self._switched, events.SchedulerRestarted: self._restarted,
             events.LoopMeasured: self._loop_measured,
             # Facts reported or learned go straight to the ledger: they call for no decision by themselves.
-            events.Heard: lambda event, now: self.ledger.hear(now, *event),
+            events.WorkerReported: lambda event, now: self.ledger.hear(now, *event),
             events.MessagesSent: lambda event, now: self.ledger.listen(now),
             events.DeviceReported: lambda event, now: self.ledger.set_device(*event),
             events.MemoryReported: lambda event, now: self.ledger.set_memory(*event),
             events.ResourcesReported: lambda event, now: self.ledger.set_resources(*event),
-            events.EndTold: lambda event, now: self.ledger.set_end(*event),
+            events.EndAnnounced: lambda event, now: self.ledger.set_end(*event),
             events.DurationLearned: lambda event, now: self.ledger.durations.add(*event),
             events.SpeedLearned: lambda event, now: self.ledger.durations.set_speed(*event),
             events.TransferLearned: lambda event, now: self.links.add(*event),
@@ -182,19 +182,19 @@ class SchedulingCore:
 
     # -- workers -------------------------------------------------------------------------------------------
 
-    def _joined(self, event: events.Joined, now: float) -> None:
+    def _joined(self, event: events.WorkerJoined, now: float) -> None:
         """Add the worker, as a thief until it has something to do."""
         row = self.ledger.add_worker(*event)
         self._hurry(row)
         self._hungry[event.worker] = None
         self._ask(now)
 
-    def _left(self, event: events.Left, now: float) -> None:
+    def _left(self, event: events.WorkerLeft, now: float) -> None:
         gone = event.worker
         self.ledger.remove_worker(gone)
         self._hungry.pop(gone, None)
         self._outcomes = deque((o for o in self._outcomes if o.thief != gone), HISTORY)
-        self.state = without(self.state, gone)
+        self.state = forget_worker(self.state, gone)
 
     def _opened(self, event: events.AcceptsTasks, now: float) -> None:
         if event.worker in self.ledger.rows:
@@ -205,7 +205,7 @@ class SchedulingCore:
 
     # -- tasks ---------------------------------------------------------------------------------------------
 
-    def _assigned(self, event: events.Assigned, now: float) -> None:
+    def _assigned(self, event: events.TaskAssigned, now: float) -> None:
         if event.worker not in self.ledger.rows:
             return
         entry = self.ledger.assign(now, *event)
@@ -213,7 +213,7 @@ class SchedulingCore:
         if entry.state == "queued" and self._hungry and self._is_worth_it(now):
             self._ask(now)
 
-    def _finished(self, event: events.Finished, now: float) -> None:
+    def _finished(self, event: events.TaskFinished, now: float) -> None:
         key, ledger = event.key, self.ledger
         entry = ledger.entries.get(key)
         if entry is None:
@@ -230,7 +230,7 @@ class SchedulingCore:
         if request is not None:
             self._look_at(request.thief, now)
 
-    def _arrived(self, entry: Entry, stolen: Stolen, seconds: float, now: float) -> None:
+    def _arrived(self, entry: Entry, stolen: StealRecord, seconds: float, now: float) -> None:
         """Record when a stolen task started: its end, seen here, less its duration, so that only one clock is used."""
         victim, requested = stolen
         thief = entry.worker.address
@@ -239,15 +239,15 @@ class SchedulingCore:
         worked = min(seconds, max(now - requested, 0.0))
         self._outcomes.append(Outcome("started", victim, thief, delay))
         self.counts["seconds_worked"] += worked
-        self._decided.append(events.Arrived(entry.key, victim, thief, requested, delay))
+        self._decided.append(events.StealCompleted(entry.key, victim, thief, requested, delay))
 
-    def _restarted(self, event: events.Restarted, now: float) -> None:
+    def _restarted(self, event: events.SchedulerRestarted, now: float) -> None:
         for key in list(self.ledger.entries):
             self.ledger.finish(now, key)
 
     # -- when to take a step -------------------------------------------------------------------------------
 
-    def _switched(self, event: events.Switched, now: float) -> None:
+    def _switched(self, event: events.StealingSwitched, now: float) -> None:
         self._is_on, self._wake = event.on, None
         if not event.on:
             self._set_saturated(False)  # No tick follows that would reset it.
@@ -291,7 +291,7 @@ class SchedulingCore:
         """Return the seconds until a worker falls below its threshold, tasks requested from it excluded."""
         return self.ledger.rows[address].starts_in(now) - self.threshold(address)
 
-    def _due(self, event: events.Due, now: float) -> None:
+    def _due(self, event: events.WakeDue, now: float) -> None:
         if event.at == self._wake:
             self._step(now)
 
@@ -305,20 +305,20 @@ class SchedulingCore:
         self._step(now, self.overdue)
 
     def _some_idle(self, now: float) -> list[Worker]:
-        """Return idle workers, at most `IDLE` of them and different ones at each tick."""
+        """Return idle workers, at most `MAX_IDLE` of them and different ones at each tick."""
         idle = self.ledger.idle(now)
-        first = self.ticks * IDLE % max(len(idle), 1)
-        return (idle[first:] + idle[:first])[:IDLE] if len(idle) > IDLE else idle
+        first = self.ticks * MAX_IDLE % max(len(idle), 1)
+        return (idle[first:] + idle[:first])[:MAX_IDLE] if len(idle) > MAX_IDLE else idle
 
     # -- the step ------------------------------------------------------------------------------------------
 
-    def _step(self, now: float, overdue: OverdueTasks = _NOTHING) -> None:
+    def _step(self, now: float, overdue: OverdueTasks = _NO_TASKS) -> None:
         self._wake = None
         rows = self.ledger.rows
         idle = [a for a in self._hungry if (row := rows.get(a)) is not None and row.may_take]
         self._hungry = dict.fromkeys(idle)
         if self._outcomes:
-            self.state = adapted(self.state, self._outcomes, self.policy.parameters)
+            self.state = adapt(self.state, self._outcomes, self.policy.parameters)
             self._outcomes.clear()
         if not overdue.thieves and (not idle or not self._is_worth_it(now)):
             return
@@ -371,7 +371,7 @@ class SchedulingCore:
 
     # -- requests and answers ------------------------------------------------------------------------------
 
-    def _ordered(self, event: events.Ordered, now: float) -> None:
+    def _ordered(self, event: events.MoveOrdered, now: float) -> None:
         self.facts.begin([event.move.thief])
         self._request((event.move,), now)
 
@@ -389,18 +389,18 @@ class SchedulingCore:
             self.counts["requests"] += 1
             self._decided.append(events.Ask(key, victim, thief, gain, cost, entry.seconds, before, after))
 
-    def _unsent(self, event: events.Unsent, now: float) -> None:
+    def _unsent(self, event: events.RequestUnsent, now: float) -> None:
         """Cancel a request that could not be sent; the victim is going, and its tasks will be taken back."""
         if event.key in self.ledger.requests:
             self.counts["requests"] -= 1
             self.ledger.refuse(now, event.key)
 
-    def _withdrawn(self, event: events.Withdrawn, now: float) -> None:
+    def _withdrawn(self, event: events.RequestWithdrawn, now: float) -> None:
         request = self.ledger.requests.get(event.key)
         if request is not None and not request.withdrawn:
             self.ledger.withdraw(now, event.key)
 
-    def _answered(self, event: events.Answered, now: float) -> None:
+    def _answered(self, event: events.StealAnswered, now: float) -> None:
         request = self.ledger.requests.get(event.key)
         # A task that its victim has given up must be placed again, whoever asked for it.
         if request is None:
@@ -437,7 +437,9 @@ class SchedulingCore:
         self.counts[outcome] += 1
         if outcome == "confirmed":
             self.counts["seconds_moving"] += request.cost
-        self._decided.append(events.Settled(key, victim, thief, outcome, now, request.gain, request.cost))
+        self._decided.append(
+            events.RequestSettled(key, victim, thief, outcome, now, request.gain, request.cost)
+        )
         if outcome != "confirmed" and thief in self.ledger.rows:
             self._outcomes.append(Outcome(outcome, victim, thief))
 
@@ -446,7 +448,7 @@ class SchedulingCore:
     def _loop_measured(self, event: events.LoopMeasured, now: float) -> None:
         """Set whether the loop is saturated; then messages to all workers are sent in batches."""
         bound = self.policy.parameters.saturated
-        self._set_saturated(event.share >= (bound * EASED if self._saturated else bound))
+        self._set_saturated(event.share >= (bound * RELEASE_FACTOR if self._saturated else bound))
 
     def _set_saturated(self, saturated: bool) -> None:
         if saturated != self._saturated:

@@ -15,7 +15,7 @@ from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.facts import Address, Key, TaskFacts, Worker, kind_of
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
-from dask_ferro.words import duration, few
+from dask_ferro.words import duration, list_names
 
 # Why a task waits beside idle workers, and what to do.
 REASONS = {
@@ -60,7 +60,7 @@ REASONS = {
     "no_eligible_worker": ("no worker of the cluster may run it", "start a worker that may run it"),
 }
 # Idle workers named in a line of the log.
-_NAMED = 3
+_MAX_NAMES = 3
 # Idle workers weighed for one task: a tick has 16 tasks, and projects a transfer of each to all of these.
 _THIEVES = 4
 
@@ -93,7 +93,7 @@ class WaitingTask(NamedTuple):
         """Return a sentence for the log."""
         where = f"at {self.worker}" if self.worker else "at the scheduler"
         return (
-            f"{self.key} waits {where} for {duration(self.seconds)} while {few(self.some, self.idle)}"
+            f"{self.key} waits {where} for {duration(self.seconds)} while {list_names(self.some, self.idle)}"
             f" had nothing to do: {REASONS[self.reason][0]}"
         )
 
@@ -112,7 +112,7 @@ def wait_of(
     transfer : float
         Seconds that the cheapest eligible idle worker would wait for its inputs.
     """
-    legal, reason = _narrowed(task, idle, needs)
+    legal, reason = _narrow(task, idle, needs)
     if legal and reason == "about_to_move" and transfer > task.overdue:
         reason = "transfer_too_slow"
     return _waits(task.key, worker, task.overdue, idle, reason, legal)
@@ -127,11 +127,11 @@ def _waits(
     key: Key, at: Address, seconds: float, idle: Sequence[Worker], reason: str, legal: Sequence[Worker] = ()
 ) -> WaitingTask:
     return WaitingTask(
-        key, at, seconds, len(idle), tuple(w.address for w in (legal or idle)[:_NAMED]), reason
+        key, at, seconds, len(idle), tuple(w.address for w in (legal or idle)[:_MAX_NAMES]), reason
     )
 
 
-def _narrowed(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[list[Worker], str]:
+def _narrow(task: TaskFacts, idle: Sequence[Worker], needs: bool) -> tuple[list[Worker], str]:
     """Return the idle workers that may run a task, and the reason that excludes the last one where none remains."""
     left: list[Worker] = list(idle)
     for reason, may in (

@@ -23,7 +23,7 @@ _USUAL_SECONDS = 0.001
 USUAL_TASKS = 2.0
 # Within this factor of what was projected it is the spread of durations, and not the worker: of ten lognormal ones,
 # sigma 1, the mean is off by a third.
-SPREAD = 2.0
+SPREAD_FACTOR = 2.0
 # How much slower, or faster, than projected a worker is thought to be, at most.
 SLOWEST = 32.0
 # Shared by nearly all tasks, which need no resources.
@@ -54,10 +54,10 @@ class Entry:
     state: State = "queued"
     started: float | None = None  # of a running one; infinite: its message has not left yet
     worker: WorkerLoad = field(init=False)
-    stolen: Stolen | None = None
+    stolen: StealRecord | None = None
 
 
-class Stolen(NamedTuple):
+class StealRecord(NamedTuple):
     """The move that brought a task to its worker."""
 
     victim: Address
@@ -208,5 +208,5 @@ class WorkerLoad:
         self.ratio.add(log((measured + _USUAL_SECONDS) / (projected + _USUAL_SECONDS)))
         many = min(self.ratio.count, 1.0 / NEWEST)  # tasks in the mean's effective window
         typical = exp(self.ratio.value * many / (many + USUAL_TASKS))
-        is_noise = 1 / SPREAD < typical < SPREAD
+        is_noise = 1 / SPREAD_FACTOR < typical < SPREAD_FACTOR
         self.slowness = 1.0 if is_noise else min(max(typical, 1 / SLOWEST), SLOWEST)

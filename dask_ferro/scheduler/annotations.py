@@ -47,7 +47,7 @@ class Wish(NamedTuple):
     nbytes: int | None = None
 
 
-NOTHING = Wish()
+NO_WISH = Wish()
 
 
 @dataclass(frozen=True)
@@ -97,19 +97,19 @@ class _Affinity:
     def __enter__(self) -> _Affinity:
         annotated = dask.annotate(**self.annotations)  # type: ignore[attr-defined]
         annotated.__enter__()
-        _ENTERED.set((*_ENTERED.get(), annotated))
+        _OPEN_ANNOTATIONS.set((*_OPEN_ANNOTATIONS.get(), annotated))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        *around, annotated = _ENTERED.get()
-        _ENTERED.set(tuple(around))
+        *around, annotated = _OPEN_ANNOTATIONS.get()
+        _OPEN_ANNOTATIONS.set(tuple(around))
         annotated.__exit__(kind, error, where)
 
 
 # The annotations entered and not yet left in this thread or asyncio task, the innermost last.
-_ENTERED: ContextVar[tuple[AbstractContextManager[object], ...]] = ContextVar(
+_OPEN_ANNOTATIONS: ContextVar[tuple[AbstractContextManager[object], ...]] = ContextVar(
     "dask_ferro.affinity", default=()
 )
 
@@ -162,7 +162,7 @@ def wish_of(annotations: Mapping[str, object] | None) -> Wish:
     annotation = annotations.get(NAME) if annotations else None
     # Most tasks have none, and the check of an ABC is slow, so None is checked first.
     if annotation is None or not isinstance(annotation, Mapping):
-        return NOTHING
+        return NO_WISH
     own = {key: annotation.get(key) for key in ("require", "prefer")}
     if not any(own.values()) and (rule := _matching(annotation)) is not None:
         own[rule[0]] = rule[1]

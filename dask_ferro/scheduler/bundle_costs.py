@@ -34,9 +34,9 @@ from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.times import TOPIC
 from dask_ferro.flow.worker import FlowWorker
 from dask_ferro.lines import format_line, parse_line
-from dask_ferro.lower.bundled import expression
-from dask_ferro.lower.bundled.choice import CostFacts, HeldResult
-from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices, Way
+from dask_ferro.lower.bundling import expression
+from dask_ferro.lower.bundling.choice import CostFacts, HeldResult
+from dask_ferro.lower.bundling.recent import GraphPlans, RecentChoices, Way
 from dask_ferro.lower.upstream import GraphNode
 from dask_ferro.scheduler import reach
 from dask_ferro.scheduler.flow_log import FlowRow
@@ -53,7 +53,7 @@ _SHARE = 1 / 8
 _HOLDS = 32 * 2**20
 # Of a worker's memory for each of its threads, and in bytes, what results may take at a time though those of single
 # tasks would take less.
-_ALLOWED, _ALLOWANCE = 1 / 100, 32 * 2**20
+_MEMORY_SHARE, _ALLOWANCE = 1 / 100, 32 * 2**20
 # Of the memory of all workers, what the results of a graph may take if none goes before the end.
 _OF_MEMORY = 1 / 4
 # Seconds between two writes of the file of costs.
@@ -64,12 +64,12 @@ _ENDS = ("memory", "erred", "forgotten")
 MEMBERS, _ANSWERS = 32, 10.0
 
 # By the scheduler's identifier: expressions find it by that, in the thread that writes out a graph.
-_known: WeakValueDictionary[str, BundleCosts] = WeakValueDictionary()
+_COSTS: WeakValueDictionary[str, BundleCosts] = WeakValueDictionary()
 
 
 def facts_of(scheduler: str) -> CostFacts | None:
     """Return what a scheduler of this process knows of tasks, or None if it learns nothing."""
-    costs = _known.get(scheduler)
+    costs = _COSTS.get(scheduler)
     return None if costs is None else costs.facts()
 
 
@@ -139,7 +139,7 @@ class BundleCosts(Part):
         """Let expressions find the costs."""
         self._scheduler = scheduler
         self._flows = Flows(scheduler, self._leave)
-        _known[scheduler.id] = self
+        _COSTS[scheduler.id] = self
         expression.set_facts(facts_of)
         if self.path is not None:
             self._saving = asyncio.create_task(self._save_regularly())
@@ -159,7 +159,7 @@ class BundleCosts(Part):
         """Write the costs to their file, and forget the scheduler."""
         if self._scheduler is not None:
             # No graph that is written from now on has flows.
-            _known.pop(self._scheduler.id, None)
+            _COSTS.pop(self._scheduler.id, None)
             await reach.take_off(flow_worker.NAME, _ANSWERS, dask_scheduler=self._scheduler)
             self._scheduler = None
         await self.close()
@@ -212,7 +212,7 @@ class BundleCosts(Part):
         holds = min(room * _SHARE, _HOLDS)
         threads = sum(ws.nthreads for ws in workers)
         memory = sum(ws.memory_limit or inf for ws in workers) * _OF_MEMORY
-        allowance = threads * min(room * _ALLOWED, _ALLOWANCE)
+        allowance = threads * min(room * _MEMORY_SHARE, _ALLOWANCE)
         members, bytes_per_s = min(flows.members, MEMBERS), scheduler.bandwidth
         return CostFacts(
             self.costs.of,

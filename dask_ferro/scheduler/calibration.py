@@ -39,7 +39,7 @@ class GpuMemory(TypedDict):
     evictable: int
 
 
-def detected() -> str:
+def detect_device() -> str:
     """Return the device class of this process: as configured, or else "gpu" if CuPy finds one."""
     device = config.value("worker.device")
     if device != "auto":
@@ -82,9 +82,9 @@ class Figures(NamedTuple):
 def figures(device: str) -> Figures:
     """Return all measurements of this process' device; GPU memory used for them is released."""
     if device != "gpu":
-        return Figures(measured(device))
+        return Figures(measure_speed(device))
     try:
-        return Figures(measured(device), model())
+        return Figures(measure_speed(device), model())
     finally:
         _cupy().get_default_memory_pool().free_all_blocks()
 
@@ -101,13 +101,13 @@ def _cupy() -> Any:
     return cupy
 
 
-def measured(device: str) -> Speed:
+def measure_speed(device: str) -> Speed:
     """Measure the best of some matrix products and copies; 20 ms, 64 MiB."""
     if device == "gpu":
         xp = _cupy()
         side, length, wait = 4096, 64 * 2**20, xp.cuda.Device().synchronize
     else:
-        xp, side, length, wait = np, 512, 8 * 2**20, _nothing
+        xp, side, length, wait = np, 512, 8 * 2**20, _do_nothing
     left = xp.ones((side, side), dtype=xp.float32)
     out = xp.empty_like(left)
     product = _best(lambda: xp.matmul(left, left, out=out), wait)
@@ -117,7 +117,7 @@ def measured(device: str) -> Speed:
     return Speed(2 * side**3 / product, 2 * source.nbytes / copy)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing: on a CPU, there is nothing to synchronise with."""
 
 

@@ -26,7 +26,7 @@ _FEW_INPUTS = 8
 _FEW_DEPENDENTS = 16
 
 
-class Shown:
+class DaskTaskFacts:
     """The tasks of a scheduler as facts for a policy: the core's `Facts`.
 
     Parameters

@@ -16,9 +16,9 @@ from dask_ferro.policy.stealing.decision import StealingDecision
 logger = logging.getLogger(__name__)
 
 # The most decisions that wait for the thread: 100 MB with full snapshots.
-_PENDING = 1_000
+_MAX_PENDING = 1_000
 # The most bytes of a file.
-_MOST = 256 * 2**20
+_MAX_BYTES = 256 * 2**20
 # Seconds for which closing waits for the disk.
 _PATIENCE = 5.0
 
@@ -33,7 +33,7 @@ class DecisionLog:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._queue: Queue[StealingDecision | None] = Queue(_PENDING)
+        self._queue: Queue[StealingDecision | None] = Queue(_MAX_PENDING)
         self._thread = Thread(target=self._run, name="dask_ferro-decisions", daemon=True)
         self._thread.start()
 
@@ -64,8 +64,8 @@ class DecisionLog:
         with Path(self._path).expanduser().open("a", encoding="utf-8") as file:
             for decision in iter(self._queue.get, None):
                 line = decision.line() + "\n"
-                if file.tell() + len(line) > _MOST:
-                    raise OSError(f"it has the {_MOST:,} bytes that it may have")
+                if file.tell() + len(line) > _MAX_BYTES:
+                    raise OSError(f"it has the {_MAX_BYTES:,} bytes that it may have")
                 file.write(line)
                 if self._queue.empty():
                     file.flush()

@@ -154,14 +154,14 @@ class Devices:
             return 0
         own = self.takes(ts)
         found = [self._known(after) for after in islice(ts.dependents, _FEW_DEPENDENTS)]
-        return max(max((own if n is None else n for n in found), default=own) - freed_by(ts), 0)
+        return max(max((own if n is None else n for n in found), default=own) - freeable_bytes(ts), 0)
 
     def _known(self, ts: TaskState) -> int | None:
         annotated = wish_of(ts.annotations).nbytes
         return self.sizes.of(ts.prefix.name) if annotated is None else annotated
 
 
-def freed_by(ts: TaskState) -> int:
+def freeable_bytes(ts: TaskState) -> int:
     """Return the bytes of the inputs that are no longer needed once a task is done."""
     return sum(
         dts.get_nbytes() for dts in ts.dependencies if len(dts.waiters or ()) == 1 and not dts.who_wants

@@ -27,7 +27,7 @@ TOPIC = "ferro"
 # The words for the actions of events that retiring workers publish.
 DEPARTURES = {"retiring": "begin to retire", "retired": "retired", "retire_failed": "did not retire"}
 # The action of an event that reports a closed pool of batch jobs.
-CLOSED = "pool-closed"
+POOL_CLOSED = "pool-closed"
 # The most pairs of workers, with most moves between them, and the most single moves in one event: 2 kB.
 _FLOWS = 16
 _SAMPLE = 4

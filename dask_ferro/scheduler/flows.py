@@ -44,7 +44,7 @@ CLIENT = "ferro-flows"
 # The newest flows, of which rows are kept.
 _ROWS = 100
 # Seconds between two attempts to admit a flow for which there are not enough threads.
-_AGAIN = 0.05
+_RETRY_INTERVAL = 0.05
 _UNREACHABLE = (
     "the workers {} could not send each other results, {} times; let them connect to each other at any port, or leave"
     " ff.bundle_tasks out"
@@ -336,7 +336,7 @@ class Flows:
             if chosen is not None:
                 self._hand_out(flow, [self._scheduler.workers[address] for address in chosen])
         if None in places:
-            self._scheduler.loop.call_later(_AGAIN, self._admit_soon)
+            self._scheduler.loop.call_later(_RETRY_INTERVAL, self._admit_soon)
 
     def _threads(self, workers: Iterable[WorkerState]) -> list[Threads]:
         """Return the threads of workers; a member that has waited for long has left its own, which is free."""
@@ -380,7 +380,7 @@ class Flows:
         if any(scheduler.tasks[key].state != "processing" for key in flow.keys):
             logger.warning("dask_ferro: flow %s could not begin, and is tried again", flow.run)
             self._void(flow)
-            scheduler.loop.call_later(_AGAIN, self._settle_soon, flow)
+            scheduler.loop.call_later(_RETRY_INTERVAL, self._settle_soon, flow)
 
 
 def _kind(ws: WorkerState) -> str:

@@ -16,7 +16,7 @@ from dask_ferro.observe.processes import (
     warn_of_workers,
     worker_releases,
 )
-from dask_ferro.scheduler import bundled as bundling
+from dask_ferro.scheduler import bundling as bundling
 from dask_ferro.scheduler import reach, upstream
 from dask_ferro.scheduler.plugin import part_of, put_on, take_off
 from dask_ferro.scheduler.scheduling import Scheduling, stays_off
@@ -112,7 +112,7 @@ async def _put_on(client: Client, settings: Settings) -> None:
     releases = asyncio.create_task(worker_releases(client, settings.timeout))
     try:
         await client.run_on_scheduler(put_on, part=Scheduling(settings))
-        late = await client.run_on_scheduler(_late)
+        late = await client.run_on_scheduler(_late_workers)
         reach.warn("ff.install", late, settings.timeout, _LATER.format("is set up"))
         warn_of_workers(await releases, "ff.install")
     finally:
@@ -144,6 +144,6 @@ def _has(*, settings: Settings, dask_scheduler: Scheduler) -> bool:
     return scheduling is not None and scheduling.settings == settings
 
 
-def _late(*, dask_scheduler: Scheduler) -> list[str]:
+def _late_workers(*, dask_scheduler: Scheduler) -> list[str]:
     scheduling = part_of(dask_scheduler, Scheduling)
     return [] if scheduling is None else scheduling.late

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar, get_args
 
-from dask_ferro.policy.events import Arrived, Settled
+from dask_ferro.policy.events import RequestSettled, StealCompleted
 from dask_ferro.policy.scaling.facts import Action
 from dask_ferro.policy.waits import REASONS
 from dask_ferro.scheduler.worker_plugin import LINKS, Heartbeat
@@ -34,7 +34,7 @@ _SCALINGS = 500
 # (it has no inputs), by Dask's rule for root-like tasks (many similar ones without large inputs), or nowhere yet.
 PLACES = ("local", "remote", "no_inputs", "root", "held_back")
 # What workers report of their transfers, in this order.
-RECEIVED = ("transfers", "bytes", "seconds")
+TRANSFER_FIELDS = ("transfers", "bytes", "seconds")
 # The elastic controller's actions by class; derived, so that new classes are counted as well.
 ACTIONS: dict[type, str] = {kind: kind.__name__.lower() for kind in get_args(Action)}
 
@@ -136,9 +136,9 @@ class Log:
         "received_transfers", "received_bytes" and "received_seconds" have the workers' transfers by class of link.
     tasks : Ring of TaskRun
         Finished tasks, as many as the `recordings` ask for.
-    moves : Ring of Settled
+    moves : Ring of RequestSettled
         Requests with a known outcome.
-    stolen : Ring of Arrived
+    stolen : Ring of StealCompleted
         Stolen tasks that are done, as many as finished ones.
     loads : Ring of Sample
         About one a second.
@@ -154,11 +154,11 @@ class Log:
             "place": dict.fromkeys(PLACES, 0),
             "wait": dict.fromkeys(REASONS, 0),
             "scale": dict.fromkeys(ACTIONS.values(), 0),
-            **{f"received_{what}": dict.fromkeys(LINKS, 0) for what in RECEIVED},
+            **{f"received_{what}": dict.fromkeys(LINKS, 0) for what in TRANSFER_FIELDS},
         }
         self.tasks: Ring[TaskRun] = Ring(0)
-        self.moves: Ring[Settled] = Ring(_MOVES)
-        self.stolen: Ring[Arrived] = Ring(0)
+        self.moves: Ring[RequestSettled] = Ring(_MOVES)
+        self.stolen: Ring[StealCompleted] = Ring(0)
         self.loads: Ring[Sample] = Ring(_SAMPLES)
         self.decisions: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
         self.departures: Ring[Mapping[str, Any]] = Ring(_SCALINGS)
@@ -171,7 +171,7 @@ class Log:
             # The worker's counts restarted, as its plugin was installed again.
             if totals[0] < counted[0]:
                 counted = (0, 0, 0.0)
-            for what, total, past in zip(RECEIVED, totals, counted, strict=True):
+            for what, total, past in zip(TRANSFER_FIELDS, totals, counted, strict=True):
                 self.counts[f"received_{what}"][link] += total - past
 
     def record_for(self, who: str, tasks: int) -> None:

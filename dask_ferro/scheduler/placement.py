@@ -30,7 +30,7 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.facts import TaskFacts, Worker
-from dask_ferro.policy.placement import Placed, Placement, Wait
+from dask_ferro.policy.placement import Placement, Wait, WorkerChoice
 from dask_ferro.policy.ranking import is_narrow, order_by_rank, upward_ranks
 from dask_ferro.policy.waits import WaitingTask, waits_at_scheduler
 from dask_ferro.scheduler import upstream
@@ -41,16 +41,16 @@ from dask_ferro.scheduler.stealing import Stealing
 logger = logging.getLogger(__name__)
 
 # The most tasks waiting for a fresh worker that are tried again in one tick: 256 take about 10 ms.
-_RETRIED = 256
+_MAX_RETRIES = 256
 # The most waiting tasks diagnosed in one tick.
-_TOLD = 32
+_MAX_DIAGNOSES = 32
 # The most tasks tried when a device may have room again; one freed result rarely makes room for more.
 _RETRIED_AT_ONCE = 16
 # Larger graphs keep Dask's order: ranks would occupy the scheduler's loop for more than 0.1 s.
-_RANKED = 20_000
+_MAX_RANKED = 20_000
 
 
-class _HeldBack(NamedTuple):
+class _WaitingTask(NamedTuple):
     """A task that waits: since when, which Dask's own record does not keep, and what for."""
 
     since: float
@@ -67,7 +67,7 @@ class Placing:
         self._placed = stealing.records.counts["place"]
         self.candidates = Candidates(stealing.ledger, stealing.links, settings.placing, self._is_open)
         # The tasks that wait for a device, for room on one, or for a fresh worker; the latest asked comes last.
-        self._waiting: dict[TaskState, _HeldBack] = {}
+        self._waiting: dict[TaskState, _WaitingTask] = {}
         self._is_due = False
         # The task that no worker may help with, and the event as of which that holds.
         self._declined: tuple[TaskState, int] | None = None
@@ -96,11 +96,11 @@ class Placing:
                 logger.exception("dask_ferro could not place %r; Dask does", ts.key)
                 return upstream.stock_placement(self.scheduler, ts)
             held = self._waiting.pop(ts, None) if self._waiting else None
-            if isinstance(answer, Placed):
+            if isinstance(answer, WorkerChoice):
                 return self.scheduler.workers[answer.worker]
             if isinstance(answer, Wait):
                 since = held.since if held is not None else self.scheduler.unrunnable.get(ts, monotonic())
-                self._waiting[ts] = _HeldBack(since, answer.reason)
+                self._waiting[ts] = _WaitingTask(since, answer.reason)
                 return None
         return upstream.stock_placement(self.scheduler, ts)
 
@@ -116,7 +116,7 @@ class Placing:
         if candidates.are_alike and not self.is_tied(ts):
             holder = self._only_holder(ts)
             if holder is not None and self._stays(ts, holder, now):
-                return Placed(holder.address)
+                return WorkerChoice(holder.address)
         task = self._task(ts)
         held, nbytes = self._held(ts)
         workers = candidates.candidates(task, held, nbytes, ts.priority, now)
@@ -162,7 +162,7 @@ class Placing:
 
     def retry(self) -> None:
         """Try waiting tasks again: running tasks may end early, and a fresh worker may not come after all."""
-        tried = [*islice(self._waiting, _RETRIED), *self._preferring()]
+        tried = [*islice(self._waiting, _MAX_RETRIES), *self._preferring()]
         ledger = self.stealing.ledger
         if tried or (self.scheduler.queued and (ledger.ends or not self.candidates.are_alike)):
             self._try(tried)
@@ -182,15 +182,15 @@ class Placing:
         """Return tasks whose preferred workers are gone: Dask would try them again only when those come back."""
         without = self.scheduler.unrunnable if self.scheduler.running else ()
         return list(
-            islice((ts for ts in without if ts.loose_restrictions and ts not in self._waiting), _RETRIED)
+            islice((ts for ts in without if ts.loose_restrictions and ts not in self._waiting), _MAX_RETRIES)
         )
 
     def _idle_waits(self, idle: list[Worker]) -> list[WaitingTask]:
         """Return the tasks that wait at the scheduler although a worker is idle."""
         patience, now = self.settings.parameters.patience, monotonic()
         waits = []
-        for ts, since in islice(self.scheduler.unrunnable.items(), _TOLD):
-            held = self._waiting.get(ts, _HeldBack(since, "no_eligible_worker"))
+        for ts, since in islice(self.scheduler.unrunnable.items(), _MAX_DIAGNOSES):
+            held = self._waiting.get(ts, _WaitingTask(since, "no_eligible_worker"))
             # A member of a flow waits for the others of its flow.
             if now - held.since >= patience and not upstream.is_held(ts):
                 waits.append(waits_at_scheduler(ts.key, now - held.since, idle, held.reason))
@@ -304,7 +304,7 @@ class Placing:
 
     def rank(self, keys: list[Key]) -> None:
         """Order the new tasks of a narrow graph by upward rank."""
-        tasks = [self.scheduler.tasks[key] for key in keys] if len(keys) <= _RANKED else []
+        tasks = [self.scheduler.tasks[key] for key in keys] if len(keys) <= _MAX_RANKED else []
         new: Mapping[Hashable, TaskState] = {
             ts.key: ts for ts in tasks if ts.state == "released" and ts.priority
         }

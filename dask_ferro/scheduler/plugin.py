@@ -113,7 +113,7 @@ class FerroScheduler(SchedulerPlugin):
         """Begin to pass facts and calls to a part."""
         self.parts[part.name] = part
         self._scheduler.plugins[NAME] = self
-        self._scheduler.handlers.update({name: _weak(call) for name, call in part.calls().items()})
+        self._scheduler.handlers.update({name: _weak_handler(call) for name, call in part.calls().items()})
         self._connect()
 
     def drop(self, part: Part) -> None:
@@ -244,7 +244,7 @@ def _seconds(spans: Sequence[Mapping[str, Any]]) -> float | None:
     return None
 
 
-def _weak(method: Callable[..., Any]) -> Callable[..., Any]:
+def _weak_handler(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a handler that keeps no part alive: Dask keeps each one that it has called until the process ends."""
     reference = WeakMethod(method)
 

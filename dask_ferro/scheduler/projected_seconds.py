@@ -17,7 +17,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState
 
 from dask_ferro.policy.estimates import Estimate, is_duration
-from dask_ferro.policy.scaling.work_profile import seconds_left, unmeasured
+from dask_ferro.policy.scaling.work_profile import extrapolate, seconds_left
 from dask_ferro.scheduler.annotations import estimate_of
 from dask_ferro.scheduler.stealing import Stealing
 
@@ -64,7 +64,7 @@ class Seconds:
 
     def _of(self, ts: TaskState) -> float:
         known = self._known_of(ts)
-        return unmeasured(ts.prefix.max_exec_time, self._guess) if known is None else known
+        return extrapolate(ts.prefix.max_exec_time, self._guess) if known is None else known
 
     def _known_of(self, ts: TaskState) -> float | None:
         """Return the projection of a task that is more than a guess; None: there is none."""

@@ -19,7 +19,7 @@ from distributed.http.prometheus import PrometheusCollector
 from dask_ferro.policy.events import OUTCOMES
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.events import Events
-from dask_ferro.scheduler.log import RECEIVED
+from dask_ferro.scheduler.log import TRANSFER_FIELDS
 from dask_ferro.scheduler.plugin import plugin_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _Values = Mapping[str, float] | float
 _Family = tuple[bool, str, str, str, Mapping[str, float]]
 
-_registered: list[Collector] = []
+_collectors: list[Collector] = []
 
 
 def register() -> None:
@@ -39,9 +39,9 @@ def register() -> None:
         from prometheus_client import REGISTRY
     except ImportError:
         return
-    if not _registered:
-        _registered.append(Collector())
-        REGISTRY.register(_registered[0])
+    if not _collectors:
+        _collectors.append(Collector())
+        REGISTRY.register(_collectors[0])
 
 
 class Collector(PrometheusCollector):
@@ -107,7 +107,7 @@ def _stealing(events: Events) -> Iterator[_Family]:
 
 def _placing(events: Events) -> Iterator[_Family]:
     yield _counter("placements", "Ready tasks, by where they were put", events.log.counts["place"], "place")
-    for what in RECEIVED:
+    for what in TRANSFER_FIELDS:
         about = f"{what.title()} of transfers between workers, by class of link"
         yield _counter(f"received_{what}", about, events.log.counts[f"received_{what}"], "link")
     links = events.stealing.links.classes

@@ -27,7 +27,7 @@ from dask_ferro.lower.portable import PortablePlugin
 logger = logging.getLogger(__name__)
 
 # Seconds between attempts with a worker that could not be reached, which takes Dask 30 s to find out.
-_AGAIN = 1.0
+_RETRY_INTERVAL = 1.0
 
 # Messages go to a worker one by one, in the order of the calls, as an `asyncio.Lock` is fair.  Only pending messages
 # keep it, since an elastic cluster has new addresses all day.
@@ -133,12 +133,12 @@ async def _tell(
             answers = await scheduler.broadcast(msg=dict(message), workers=[address], on_error="return")
             answer = answers[address]
             if not isinstance(answer, OSError | TimeoutError):
-                return answer if isinstance(answer, Exception) else _raised(answer)
-            await asyncio.sleep(_AGAIN)
+                return answer if isinstance(answer, Exception) else _exception_of(answer)
+            await asyncio.sleep(_RETRY_INTERVAL)
     return None
 
 
-def _raised(answer: dict[str, object]) -> Exception | None:
+def _exception_of(answer: dict[str, object]) -> Exception | None:
     """Return the exception of a plugin's own `setup` or `teardown` on a worker."""
     if answer.get("status") != "error":
         return None

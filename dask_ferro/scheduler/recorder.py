@@ -19,9 +19,9 @@ from dask.utils import key_split
 from distributed.metrics import time
 from distributed.scheduler import TaskState
 
-from dask_ferro.policy.events import Arrived
+from dask_ferro.policy.events import StealCompleted
 from dask_ferro.scheduler.log import Fetch, TaskRun
-from dask_ferro.trace import ABOUT, About, Key, Span, Trace, TracedTask
+from dask_ferro.trace import PART_ANNOTATION, Key, ModelPart, Span, Trace, TracedTask
 
 # A part of a worker's activity for a task: "action", "start", "stop", and the "source" of a transfer.
 _Entry = Mapping[str, Any]
@@ -57,7 +57,7 @@ def task_run(ts: TaskState, message: Mapping[str, Any], nthreads: int) -> TaskRu
         tuple([d.key for d in ts.dependencies]),
         _fetches(ts, fetched, late) if fetched else (),
         ts.priority or (),
-        ts.annotations.get(ABOUT) if ts.annotations else None,
+        ts.annotations.get(PART_ANNOTATION) if ts.annotations else None,
     )
 
 
@@ -93,13 +93,13 @@ def _newest_run(startstops: Iterable[_Entry]) -> tuple[_Entry | None, list[_Entr
 
 
 def trace_of(
-    runs: Sequence[TaskRun], steals: Sequence[Arrived], workers: Mapping[str, int], since: float
+    runs: Sequence[TaskRun], steals: Sequence[StealCompleted], workers: Mapping[str, int], since: float
 ) -> Trace:
     """Return a trace of what stopped after a time, in seconds from then.
 
     Parameters
     ----------
-    runs, steals : sequence of TaskRun, of Arrived
+    runs, steals : sequence of TaskRun, of StealCompleted
     workers : mapping of str to int
         Threads of the present workers, whose idle threads count in its utilization; workers that have left are in it
         if they ran a task.
@@ -107,7 +107,7 @@ def trace_of(
         On the scheduler's clock.
     """
     runs = [run for run in runs if run.stop >= since]
-    spans = [*_spans(runs), *(_stolen(s) for s in steals if s.requested + s.delay >= since)]
+    spans = [*_spans(runs), *(_steal_span(s) for s in steals if s.requested + s.delay >= since)]
     spans.sort(key=lambda s: (s.start, s.stop, s.worker))
     return Trace(
         spans=tuple(s._replace(start=s.start - since, stop=s.stop - since) for s in spans),
@@ -126,7 +126,7 @@ def _spans(runs: Iterable[TaskRun]) -> Iterator[Span]:
             yield Span("transfer", run.key, run.prefix, run.worker, lane, *fetch)
 
 
-def _stolen(steal: Arrived) -> Span:
+def _steal_span(steal: StealCompleted) -> Span:
     started, prefix = steal.requested + steal.delay, key_split(steal.key)
     return Span("steal", steal.key, prefix, steal.thief, 0, steal.requested, started, 0, steal.victim)
 
@@ -148,7 +148,7 @@ def _tasks(runs: Iterable[TaskRun]) -> tuple[TracedTask, ...]:
             # Sorted, since Dask has them in a set, so that two traces of a run are equal.
             tuple(sorted(run.dependencies, key=repr)),
             places[run.key],
-            About(*run.about or ()),
+            ModelPart(*run.about or ()),
         )
         for run in first.values()
     )

@@ -52,7 +52,7 @@ class RosterAnswer(TypedDict):
 
 
 # The number of lost results, their bytes, and how many of them cannot be computed again.
-NOTHING: Mapping[str, int] = {"results": 0, "nbytes": 0, "for_good": 0}
+NO_LOSSES: Mapping[str, int] = {"results": 0, "nbytes": 0, "for_good": 0}
 
 
 class LeaveAnswer(TypedDict):

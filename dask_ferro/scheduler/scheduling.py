@@ -76,7 +76,7 @@ class Scheduling(Part):
 
     async def prepare(self, scheduler: Scheduler) -> None:
         """Wait until stock has its answers to its requests."""
-        await upstream.quiet(scheduler.extensions.get("stealing"), scheduler)
+        await upstream.quiesce(scheduler.extensions.get("stealing"), scheduler)
 
     def start(self, scheduler: Scheduler) -> None:
         """Replace Dask's stealing and placement."""

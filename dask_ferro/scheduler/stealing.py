@@ -22,10 +22,10 @@ from dask_ferro.policy import events
 from dask_ferro.policy.estimates import SENDS, Links
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
-from dask_ferro.policy.stealing.policies import named
+from dask_ferro.policy.stealing.policies import make_policy
 from dask_ferro.scheduler import upstream
 from dask_ferro.scheduler.annotations import estimate_of
-from dask_ferro.scheduler.dask_facts import Shown
+from dask_ferro.scheduler.dask_facts import DaskTaskFacts
 from dask_ferro.scheduler.decision_log import DecisionLog
 from dask_ferro.scheduler.device_memory import Devices
 from dask_ferro.scheduler.log import Log, Sample
@@ -33,12 +33,12 @@ from dask_ferro.scheduler.recorder import task_run
 from dask_ferro.scheduler.settings import Settings
 from dask_ferro.scheduler.upstream_stealing import EntryPoints
 from dask_ferro.scheduler.waits import Waits
-from dask_ferro.scheduler.worker_plugin import METRIC, Heartbeat, sent
+from dask_ferro.scheduler.worker_plugin import METRIC, Heartbeat, transfers_of
 
 logger = logging.getLogger(__name__)
 
 # The least seconds between two samples of the load; the slow tick comes twice a second.
-_SAMPLED = 0.9
+_SAMPLE_INTERVAL = 0.9
 # Linux: nanoseconds on a core, nanoseconds of waiting for one, and the number of time slices.
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
@@ -82,8 +82,8 @@ class Stealing(EntryPoints):
         self.settings = settings
         self.links = Links()
         self.devices = Devices(scheduler, self.tell)
-        self.shown: Shown = Shown(scheduler, self.devices)
-        policy = named(settings.stealing, settings.parameters)
+        self.shown: DaskTaskFacts = DaskTaskFacts(scheduler, self.devices)
+        policy = make_policy(settings.stealing, settings.parameters)
         self.core = SchedulingCore(
             self.shown, policy, self.links, coalesce=settings.coalesce, tick=settings.tick
         )
@@ -108,8 +108,8 @@ class Stealing(EntryPoints):
             events.PlaceAgain: self._place_anew,
             events.Wake: self._wake,
             events.Hurry: self._hurry,
-            events.Settled: lambda settled, now: self.records.moves.append(settled),
-            events.Arrived: lambda arrived, now: self.records.stolen.append(arrived),
+            events.RequestSettled: lambda settled, now: self.records.moves.append(settled),
+            events.StealCompleted: lambda arrived, now: self.records.stolen.append(arrived),
         }
         self._lines: list[tuple[object, ...]] = []  # lines for Dask's log, of the requests being sent
         self._learn(scheduler)
@@ -141,12 +141,12 @@ class Stealing(EntryPoints):
             self.scheduler.periodic_callbacks["stealing"] = ticks
             ticks.start()
             self._load = LoopLoad()
-            self.tell(events.Switched(True))
+            self.tell(events.StealingSwitched(True))
 
     async def stop(self) -> None:
         """Take no more steps; return when no request is pending.  Idempotent."""
         self._switch_off()
-        await upstream.quiet(self, self.scheduler)
+        await upstream.quiesce(self, self.scheduler)
 
     def teardown(self) -> None:
         """Take no more steps, as the scheduler is closing."""
@@ -156,7 +156,7 @@ class Stealing(EntryPoints):
     def _switch_off(self) -> None:
         self._refused = True
         self._unkick()
-        self.tell(events.Switched(False))
+        self.tell(events.StealingSwitched(False))
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -172,12 +172,12 @@ class Stealing(EntryPoints):
         """Add the worker to the ledger, as a thief until it has something to do."""
         ws = self.scheduler.workers[worker]
         accepts, resources = ws.status == Status.running, dict(ws.resources)
-        self.tell(events.Joined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
+        self.tell(events.WorkerJoined(worker, ws.nthreads, ws.host, accepts=accepts, resources=resources))
         self._heard(ws)
 
     def remove_worker(self, scheduler: object, worker: str, **kwargs: object) -> None:
         """Remove the worker from the ledger.  Its tasks have been taken back by now."""
-        self.tell(events.Left(worker))
+        self.tell(events.WorkerLeft(worker))
         self.devices.left(worker)
         self._beats.pop(worker, None)
 
@@ -192,7 +192,7 @@ class Stealing(EntryPoints):
 
     def restart(self, scheduler: object) -> None:
         """Forget tasks; learned costs are kept."""
-        self.tell(events.Restarted())
+        self.tell(events.SchedulerRestarted())
 
     def task_assigned(self, ts: TaskState) -> None:
         """Enter a task into the ledger."""
@@ -202,7 +202,9 @@ class Stealing(EntryPoints):
         annotated = estimate_of(ts.annotations) if ts.annotations else None
         nbytes = self.devices.takes(ts) if self.ledger.counts_bytes else 0
         needs = ts.resource_restrictions
-        self.tell(events.Assigned(ts.key, ws.address, ts.prefix.name, ts.priority, annotated, needs, nbytes))
+        self.tell(
+            events.TaskAssigned(ts.key, ws.address, ts.prefix.name, ts.priority, annotated, needs, nbytes)
+        )
 
     def task_left(
         self, ts: TaskState, finish: str, seconds: float | None, message: Mapping[str, Any]
@@ -215,7 +217,7 @@ class Stealing(EntryPoints):
                 ws = self.scheduler.workers.get(message["worker"])
                 if run := task_run(ts, message, ws.nthreads if ws is not None else 1):
                     self.records.tasks.append(run)
-        self.tell(events.Finished(ts.key, is_done, seconds))
+        self.tell(events.TaskFinished(ts.key, is_done, seconds))
         if self.ledger.counts_bytes:
             self.after_freeing()
 
@@ -229,7 +231,7 @@ class Stealing(EntryPoints):
 
     def _called(self, due: float) -> None:
         if not self._refused:
-            self.tell(events.Due(due))
+            self.tell(events.WakeDue(due))
 
     def _unkick(self) -> None:
         if self._kick is not None:
@@ -261,7 +263,7 @@ class Stealing(EntryPoints):
     def _sample(self) -> None:
         """Record the load, about once a second."""
         now, newest, ledger = time(), self.records.loads.newest, self.ledger
-        if newest is not None and 0 <= now - newest.time < _SAMPLED:
+        if newest is not None and 0 <= now - newest.time < _SAMPLE_INTERVAL:
             return
         s, waiting = self.scheduler, ledger.waiting
         running = len(ledger.entries) - waiting
@@ -272,7 +274,9 @@ class Stealing(EntryPoints):
         """Learn from a worker's heartbeat: its device, and the durations of its transfers."""
         beat = upstream.metrics_of(ws).get(METRIC)
         if ws.executing:
-            self.tell(events.Heard(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing)))
+            self.tell(
+                events.WorkerReported(ws.address, ws.last_seen, frozenset(ts.key for ts in ws.executing))
+            )
         # A worker may change its resources at any time, for which Dask has no hook.
         if ws.resources != self.ledger.rows[ws.address].resources:
             self.tell(events.ResourcesReported(ws.address, dict(ws.resources)))
@@ -285,7 +289,7 @@ class Stealing(EntryPoints):
         self._beats[ws.address] = beat
         self.records.received(beat, before or self._earlier.pop(ws.address, None))
         self.devices.heard(ws, beat)
-        for sample in sent(beat, self.ledger.hosts):
+        for sample in transfers_of(beat, self.ledger.hosts):
             self.tell(events.TransferLearned(*sample))
 
     # -- what is decided -----------------------------------------------------------------------------------
@@ -313,7 +317,7 @@ class Stealing(EntryPoints):
         line = self._ask_for(ask, now)
         # The victim is leaving; Dask will take its tasks back.
         if line is None:
-            self.tell(events.Unsent(ask.key))
+            self.tell(events.RequestUnsent(ask.key))
         else:
             self._lines.append(line)
 
@@ -325,9 +329,9 @@ class Stealing(EntryPoints):
 
     def _answered(self, ts: TaskState, answer: events.Answer) -> events.Settlement:
         now = time()
-        decided = self.core.handle(events.Answered(ts.key, answer), now)
+        decided = self.core.handle(events.StealAnswered(ts.key, answer), now)
         self._enact(decided, now)
-        settled = (i.outcome for i in decided if isinstance(i, events.Settled))
+        settled = (i.outcome for i in decided if isinstance(i, events.RequestSettled))
         return next(settled, "stale")  # a restart made the core forget the request
 
 
@@ -342,14 +346,14 @@ class LoopLoad:
 
     def share(self) -> float | None:
         """Return the busy share of the time since the last call, 0.0 to 1.0; None on the first call."""
-        now, busy = perf_counter(), thread_time() + _waited()
+        now, busy = perf_counter(), thread_time() + _core_wait()
         last, self._last = self._last, (now, busy)
         if last is None or now <= last[0]:
             return None
         return min(max((busy - last[1]) / (now - last[0]), 0.0), 1.0)
 
 
-def _waited() -> float:
+def _core_wait() -> float:
     """Return the seconds in which this thread was ready to run without a core; 0.0 if they are not counted."""
     try:
         return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9

@@ -24,7 +24,7 @@ from distributed.stealing import WorkStealing
 logger = logging.getLogger(__name__)
 
 # Seconds for which victims' answers are awaited when one stealing extension replaces another, and between two looks.
-_PATIENCE, _AGAIN = 5.0, 0.002
+_PATIENCE, _POLL_INTERVAL = 5.0, 0.002
 
 # Dask's own intervals in seconds, for messages from the scheduler to a worker, and from a client.
 WORKER_SENDS = 0.005
@@ -35,7 +35,7 @@ CONFIRMS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_CONFIRM
 REJECTS: Collection[str] = getattr(distributed.stealing, "_WORKER_STATE_REJECT", frozenset())
 
 # The private or undocumented names without which the scheduler plugin stays off, by owner.
-_NEEDED: Mapping[type, str] = {
+_PRIVATE_NAMES: Mapping[type, str] = {
     Scheduler: """
         _reschedule acquire_resources bandwidth check_idle_saturated decide_worker_non_rootish
         decide_worker_rootish_queuing_enabled handle_worker_status_change is_rootish no_workers_timeout
@@ -61,14 +61,14 @@ def missing() -> list[str]:
     lacks = (
         [] if CONFIRMS and REJECTS else ["stealing._WORKER_STATE_CONFIRM", "stealing._WORKER_STATE_REJECT"]
     )
-    for owner, names in _NEEDED.items():
+    for owner, names in _PRIVATE_NAMES.items():
         # An annotation is an attribute of the instances.
         there = {*dir(owner)}.union(*(vars(kind).get("__annotations__", ()) for kind in owner.__mro__))
         lacks += [f"{owner.__name__}.{name}" for name in names.split() if name not in there]
     return lacks
 
 
-async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
+async def quiesce(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
     """Stop a stealing extension's ticks, and wait until it has no pending request.
 
     A victim that does not answer within some seconds hangs; its tasks stay where they are.
@@ -79,7 +79,7 @@ async def quiet(stealing: WorkStealing | None, scheduler: Scheduler) -> None:
         if time() > until:
             logger.warning("dask_ferro: %d steal requests are not answered", len(stealing.in_flight))
             break
-        await asyncio.sleep(_AGAIN)
+        await asyncio.sleep(_POLL_INTERVAL)
 
 
 def stop_ticks(scheduler: Scheduler) -> None:
@@ -108,20 +108,20 @@ def put_stealing(
     else:
         scheduler.extensions["stealing"] = stealing
     # An answer may still arrive: without a handler it would close the worker's connection.
-    own = stealing.move_task_confirm if stealing is not None else _ignored
+    own = stealing.move_task_confirm if stealing is not None else _ignore
     scheduler.stream_handlers["steal-response"] = own
     earlier = previous.move_task_confirm if previous is not None and previous.in_flight else None
     stocks = type(previous) is WorkStealing
-    route_answers(scheduler, _STOCKS, earlier if stocks else None)
-    route_answers(scheduler, _OURS, None if stocks else earlier)
+    route_answers(scheduler, _STOCK_PREFIX, earlier if stocks else None)
+    route_answers(scheduler, _FERRO_PREFIX, None if stocks else earlier)
 
 
-def _ignored(**answer: object) -> None:
+def _ignore(**answer: object) -> None:
     """Ignore an answer that arrives after stealing was removed."""
 
 
 # The prefixes of stealing's stimuli, and the handlers of answers to other requests by the prefix of their stimuli.
-_STOCKS, _OURS = "steal-", "ferro-steal-"
+_STOCK_PREFIX, _FERRO_PREFIX = "steal-", "ferro-steal-"
 _routes: WeakKeyDictionary[Scheduler, dict[str, Callable[..., None]]] = WeakKeyDictionary()
 
 
@@ -131,7 +131,7 @@ def route_answers(scheduler: Scheduler, prefix: str, own: Callable[..., None] | 
     routes.pop(prefix, None)
     if own is not None:
         routes[prefix] = own
-    present = scheduler.stream_handlers.get("steal-response", _ignored)
+    present = scheduler.stream_handlers.get("steal-response", _ignore)
     rest = getattr(present, "rest", present)
 
     def sort(*, stimulus_id: str, **answer: Any) -> None:
@@ -153,7 +153,7 @@ async def put_stock_stealing(scheduler: Scheduler, previous: WorkStealing | None
     await stock.start()
 
 
-class _Filled:
+class _QueueFilling:
     """The worker that is being sent queued tasks beyond Dask's slots; None: Dask fills these."""
 
     def __init__(self, scheduler: Scheduler, ahead: Callable[[WorkerState, TaskState], int]) -> None:
@@ -199,7 +199,7 @@ def put_placement(
     the queue.  A worker that is given queued tasks is given `ahead` more; the next in the queue is passed, too.
     """
     asked: TaskState | None = None
-    stock, filled = type(scheduler).is_rootish, _Filled(scheduler, ahead)
+    stock, filled = type(scheduler).is_rootish, _QueueFilling(scheduler, ahead)
 
     def is_rootish(task: TaskState) -> bool:
         """Remember the task, since Dask then asks for a worker without naming the task."""
@@ -278,7 +278,7 @@ def prefer_worker(task: TaskState, address: str) -> None:
 
 
 # No worker has this address.
-_HELD = "ferro-held"
+_HOLD_ADDRESS = "ferro-held"
 
 
 def bind(task: TaskState, address: str) -> None:
@@ -288,12 +288,12 @@ def bind(task: TaskState, address: str) -> None:
 
 def hold(task: TaskState) -> None:
     """Let a task run on no worker, until it is bound to one."""
-    bind(task, _HELD)
+    bind(task, _HOLD_ADDRESS)
 
 
 def is_held(task: TaskState) -> bool:
     """Return whether a task is held."""
-    return task.worker_restrictions == {_HELD}
+    return task.worker_restrictions == {_HOLD_ADDRESS}
 
 
 def prefer_no_worker(task: TaskState) -> None:

@@ -15,7 +15,7 @@ Wrapping = Callable[[Expr, Collection[Key], Mapping[str, object]], object]
 
 _SUBMIT = "_graph_to_futures"
 # What a call says of all of its tasks.
-_SAID = ("retries", "workers", "resources", "allow_other_workers")
+_CALL_OPTIONS = ("retries", "workers", "resources", "allow_other_workers")
 
 
 def put_submissions(client: Client, wrapped: Wrapping) -> None:
@@ -33,7 +33,7 @@ def put_submissions(client: Client, wrapped: Wrapping) -> None:
             return stock(client, expr, keys, *args, actors=actors, **kwargs)
         # As Dask's client merges them: what the call says comes before what the block around it does.
         common = get_annotations()
-        said = {name: kwargs.get(name) for name in _SAID} | {"priority": kwargs.get("user_priority")}
+        said = {name: kwargs.get(name) for name in _CALL_OPTIONS} | {"priority": kwargs.get("user_priority")}
         common = {**common, **{name: value for name, value in said.items() if value}}
         sent = wrapped(expr, keys, common)
         return stock(client, sent, keys, *args, actors=actors, **kwargs)

@@ -22,7 +22,7 @@ from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 from distributed.stealing import WorkStealing
 
-from dask_ferro.policy.events import Answer, Ask, Event, Finished, Ordered, PlaceAgain, Settlement
+from dask_ferro.policy.events import Answer, Ask, Event, MoveOrdered, PlaceAgain, Settlement, TaskFinished
 from dask_ferro.policy.facts import Key, Move
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.scheduling_core import SchedulingCore
@@ -140,13 +140,13 @@ class EntryPoints(WorkStealing):
             now, rows = time(), self.ledger.rows
             cost = float(self.scheduler.get_comm_cost(ts, thief))
             gain = rows[victim.address].starts_in(now) - rows[thief.address].starts_in(now) - cost
-            self.tell(Ordered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
+            self.tell(MoveOrdered(Move(ts.key, victim.address, thief.address, gain, cost, entry.nbytes)))
         return self._stimulus(ts.key) if ts.key in requests else "comm-closed"
 
     def remove_key_from_stealable(self, ts: TaskState) -> None:
         """Remove a task that left its thread (it seceded) from the ledger."""
         if ts.key not in self.ledger.requests:
-            self.tell(Finished(ts.key))
+            self.tell(TaskFinished(ts.key))
 
 
 def level_of(cost: float, seconds: float) -> int:

@@ -17,7 +17,7 @@ from distributed import Status
 from distributed.metrics import time
 from distributed.scheduler import TaskState, WorkerState
 
-from dask_ferro.policy.events import AcceptsTasks, MessagesSent, Withdrawn
+from dask_ferro.policy.events import AcceptsTasks, MessagesSent, RequestWithdrawn
 from dask_ferro.policy.facts import Worker
 from dask_ferro.policy.waits import WaitingTask, by_reason, waits_of
 from dask_ferro.policy.worker_load import PendingRequest
@@ -26,11 +26,11 @@ from dask_ferro.scheduler.settings import Settings
 from dask_ferro.scheduler.upstream_stealing import EntryPoints
 
 # A step that is this late has unread answers; it waits this long for them to be read.
-_LATE, _AFTER = 0.005, 0.001
+_LATE_STEP, _READ_DELAY = 0.005, 0.001
 # Seconds without any message of a victim (its heartbeat comes every 0.5 s to 5 s) after which it counts as silent.
 _SILENT = 3.0
 # Seconds after which a request to a responsive victim counts as lost, as in a connection that was set up anew.
-_LOST = 30.0
+_REQUEST_TIMEOUT = 30.0
 # A tick that is this late (a large graph, a changed clock, a machine that slept) finds unread answers and heartbeats:
 # silence is counted from then on.
 _STALL = 1.0
@@ -102,8 +102,8 @@ class Waits:
         """Take the step of stealing that was due at `due`; if the loop was busy since, after pending messages."""
         if self.silent:  # silent workers will not answer requests made since
             self._give_up_on_silent(self._ticked)
-        if time() - due > _LATE:
-            self._stealing.scheduler.loop.call_later(_AFTER, self._take_step, due)
+        if time() - due > _LATE_STEP:
+            self._stealing.scheduler.loop.call_later(_READ_DELAY, self._take_step, due)
         else:
             self._take_step(due)
 
@@ -189,7 +189,7 @@ class Waits:
             is_silent = asked > _SILENT and victim.last_seen < request.at
             if is_silent and victim.address not in self.silent:
                 self._close(victim)
-            if is_silent or asked > _LOST or victim.address in self.silent:
+            if is_silent or asked > _REQUEST_TIMEOUT or victim.address in self.silent:
                 self._give_up(request, victim)
 
     def _close(self, ws: WorkerState) -> None:
@@ -204,7 +204,7 @@ class Waits:
         if all(self._is_held_beside(dts, victim) for dts in scheduler.tasks[key].dependencies):
             upstream.take_back(scheduler, key, victim.address, f"ferro-silent-{uuid4().hex[:8]}")
         elif not request.withdrawn:
-            self._tell(Withdrawn(key))
+            self._tell(RequestWithdrawn(key))
 
     @staticmethod
     def _is_held_beside(dts: TaskState, victim: object) -> bool:

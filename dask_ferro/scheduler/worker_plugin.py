@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "ferro-worker"
 METRIC = "ferro"
-# The name of a worker plugin that replaces measurements, if there is one: a `Measured`.
+# The name of a worker plugin that replaces measurements, if there is one: a `DeviceFigures`.
 DEVICE = "ferro-device"
 # Classes of link: between processes of a host, and between hosts.
 LINKS = ("host", "hosts")
@@ -57,7 +57,7 @@ class FerroWorker(WorkerPlugin):
         except InputError as error:  # the site has to correct it, but no worker ends for it
             logger.error("dask_ferro on %s: %s", worker.address, error)
         report = Report(
-            cast("Measured | None", worker.plugins.get(DEVICE)), upstream_worker.put_sends(worker, SENDS)
+            cast("DeviceFigures | None", worker.plugins.get(DEVICE)), upstream_worker.put_sends(worker, SENDS)
         )
         worker.metrics[METRIC] = report
         worker.stream_handlers[MEASURE] = report.measure
@@ -95,7 +95,7 @@ class Heartbeat(TypedDict):
     gpu: NotRequired[GpuFacts | None]
 
 
-class Measured(Protocol):
+class DeviceFigures(Protocol):
     """A device with given instead of measured figures: a worker's plugin `DEVICE`."""
 
     device: str
@@ -117,7 +117,7 @@ class Report:
         Seconds for which Dask batches the worker's messages.
     """
 
-    def __init__(self, declared: Measured | None, stock_sends: float) -> None:
+    def __init__(self, declared: DeviceFigures | None, stock_sends: float) -> None:
         self._declared = declared
         self.stock_sends = stock_sends
         self._device = "cpu"
@@ -167,7 +167,7 @@ class Report:
             self._measuring.cancel()
 
     async def _begin(self) -> None:
-        self._device = await asyncio.to_thread(calibration.detected)
+        self._device = await asyncio.to_thread(calibration.detect_device)
         if self._device == "gpu":
             await self._measure()
 
@@ -203,7 +203,7 @@ def _host(address: str | None) -> str:
     return (address or "").rpartition("://")[2].rpartition(":")[0]
 
 
-def sent(metrics: Heartbeat, hosts: Mapping[str, str]) -> list[tuple[str, int, float]]:
+def transfers_of(metrics: Heartbeat, hosts: Mapping[str, str]) -> list[tuple[str, int, float]]:
     """Return a worker's transfers as (class of link, bytes, seconds), for `policy.estimates.Links.add`.
 
     Parameters

@@ -25,9 +25,9 @@ from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS, Key, Trace
 
 # A file with this suffix is a recorded run; any other is read as WfCommons' JSON.
-_RECORDED = (".ferrotrace", ".ferrotrace.gz")
+_TRACE_SUFFIXES = (".ferrotrace", ".ferrotrace.gz")
 # The name of the row with the measured run.
-RECORDED = "as recorded"
+RECORDED_ROW = "as recorded"
 
 
 class Outline(NamedTuple):
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
         return {**self._asdict(), "rows": [row._asdict() for row in self.rows]}
 
 
-def recorded(path: str) -> TaskGraph:
+def read_graph(path: str) -> TaskGraph:
     """Return the graph of a trace (".ferrotrace", compressed or not), or of a WfCommons file.
 
     Raises
@@ -69,9 +69,9 @@ def recorded(path: str) -> TaskGraph:
     InputError
         For a file that is neither.
     """
-    if path.endswith(_RECORDED):
-        return checked(of_trace(Trace.load(path), Path(path).name))
-    return checked(wfcommons.load(path))
+    if path.endswith(_TRACE_SUFFIXES):
+        return check_graph(of_trace(Trace.load(path), Path(path).name))
+    return check_graph(wfcommons.load(path))
 
 
 def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
@@ -85,7 +85,7 @@ def of_trace(trace: Trace, name: str = "trace") -> TaskGraph:
     return TaskGraph(name, tuple(tasks))
 
 
-def checked(graph: TaskGraph, what: str = "graph") -> TaskGraph:
+def check_graph(graph: TaskGraph, what: str = "graph") -> TaskGraph:
     """Return a graph that can be simulated.
 
     Raises
@@ -123,10 +123,10 @@ def compare(
         (name + how, simulate(graphs[how], cluster, policy=name, rules=rules, seed=seed))
         for name, how in cases
     )
-    return compared(graph, cluster, (outline(name, run, run.counts["elapsed"], bound) for name, run in runs))
+    return tabulate(graph, cluster, (outline(name, run, run.counts["elapsed"], bound) for name, run in runs))
 
 
-def compared(graph: TaskGraph, cluster: VirtualCluster, rows: Iterable[Outline]) -> Comparison:
+def tabulate(graph: TaskGraph, cluster: VirtualCluster, rows: Iterable[Outline]) -> Comparison:
     """Return rows together with their lower bounds."""
     bound = graph.lower_bound(cluster.threads)
     return Comparison(graph.name, len(graph.tasks), len(cluster.workers), cluster.threads, bound, tuple(rows))
@@ -184,12 +184,12 @@ def replay(
     """
     if not trace.tasks:
         raise InputError(f"trace {name!r}: has no tasks to run again")
-    graph, cluster = checked(of_trace(trace, name), "trace"), cluster_of(trace, name)
+    graph, cluster = check_graph(of_trace(trace, name), "trace"), cluster_of(trace, name)
     order = order_of(trace)
     bound = graph.lower_bound(cluster.threads)
     again = partial(simulate, graph, cluster, rules=rules, seed=seed, order=order)
-    runs = ((RECORDED, trace), *((policy, again(policy=policy)) for policy in policies))
-    return compared(graph, cluster, (outline(policy, run, run.makespan, bound) for policy, run in runs))
+    runs = ((RECORDED_ROW, trace), *((policy, again(policy=policy)) for policy in policies))
+    return tabulate(graph, cluster, (outline(policy, run, run.makespan, bound) for policy, run in runs))
 
 
 def order_of(trace: Trace) -> dict[Key, int] | None:

@@ -14,10 +14,10 @@ from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.estimates import Links
 from dask_ferro.policy.events import Answer, Event
 from dask_ferro.policy.facts import Address
-from dask_ferro.policy.placement import Placed
-from dask_ferro.policy.scaling.work_profile import seconds_left, unmeasured
+from dask_ferro.policy.placement import WorkerChoice
+from dask_ferro.policy.scaling.work_profile import extrapolate, seconds_left
 from dask_ferro.policy.scheduling_core import SchedulingCore, SchedulingSettings
-from dask_ferro.policy.stealing.policies import NoStealing, named
+from dask_ferro.policy.stealing.policies import NoStealing, make_policy
 from dask_ferro.simulate.cluster import CORE_FLOPS, STOCK_TO_WORKER
 from dask_ferro.simulate.task_facts import HOST, SimulatedFacts
 from dask_ferro.simulate.virtual_scheduler import Decider, Scheduler, WorkerRecord
@@ -39,7 +39,7 @@ class CoreAdapter(Decider):
         self.facts = SimulatedFacts(scheduler)
         self.core = SchedulingCore(
             self.facts,
-            named(policy, rules.parameters, seed),
+            make_policy(policy, rules.parameters, seed),
             self.links,
             coalesce=rules.coalesce,
             tick=rules.tick,
@@ -59,9 +59,9 @@ class CoreAdapter(Decider):
         self._held: WorkerTask  # the last finished task's
         self._acts: dict[type, Callable[[Any], None]] = {
             events.Ask: self._ask, events.HandOver: self._hand_over, events.PlaceAgain: self._place_again,
-            events.Wake: self._wake, events.Hurry: self._hurry, events.Arrived: self._stolen,
+            events.Wake: self._wake, events.Hurry: self._hurry, events.StealCompleted: self._stolen,
             # The core counts these already.
-            events.Settled: lambda settled: None,
+            events.RequestSettled: lambda settled: None,
         }  # fmt: skip
 
     # ---- observe -------------------------------------------------------------------------------------------
@@ -79,12 +79,12 @@ class CoreAdapter(Decider):
         """Add the worker to the ledger."""
         spec, flops = record.spec, CORE_FLOPS * record.spec.speed
         self._tell(events.SpeedLearned(spec.device, flops, flops))
-        self._tell(events.Joined(record.address, record.nthreads, spec.host, spec.device))
+        self._tell(events.WorkerJoined(record.address, record.nthreads, spec.host, spec.device))
         self._tell(events.MemoryReported(record.address, spec.memory))
 
     def left(self, record: WorkerRecord) -> None:
         """Remove the worker from the ledger."""
-        self._tell(events.Left(record.address))
+        self._tell(events.WorkerLeft(record.address))
         self.facts.gone(record.address)
 
     def changed(self, record: WorkerRecord) -> None:
@@ -94,7 +94,7 @@ class CoreAdapter(Decider):
     def assigned(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Add the task to the worker's queue."""
         spec, takes = job.spec, self.facts.takes(job)
-        assigned = events.Assigned(
+        assigned = events.TaskAssigned(
             job.number, record.address, spec.prefix, job.priority, spec.annotated, nbytes=takes
         )
         self._tell(assigned)
@@ -102,13 +102,13 @@ class CoreAdapter(Decider):
     def finished(self, job: VirtualTask, record: WorkerRecord, held: WorkerTask) -> None:
         """Learn the task's duration, and its move's."""
         self._held = held
-        self._tell(events.Finished(job.number, True, held.stop - held.start))
+        self._tell(events.TaskFinished(job.number, True, held.stop - held.start))
         self.facts.done(job, record.address)
         self._freed = True
 
     def dropped(self, job: VirtualTask, record: WorkerRecord) -> None:
         """Remove the task from the worker's queue."""
-        self._tell(events.Finished(job.number))
+        self._tell(events.TaskFinished(job.number))
 
     def arrived(self, address: Address, job: VirtualTask, kind: str, seconds: float) -> None:
         """Learn the link's latency and bandwidth from a transfer."""
@@ -131,7 +131,7 @@ class CoreAdapter(Decider):
         """Pass on a victim's answer to the newest request for a task; ignore answers to older ones."""
         pending = self.ledger.requests.get(job.number)
         if pending is not None and pending.number == request:
-            self._tell(events.Answered(job.number, _ANSWERS[state]))
+            self._tell(events.StealAnswered(job.number, _ANSWERS[state]))
 
     def _tick(self) -> None:
         (then, before), now, busy = self._measured, self._clock.now, self._scheduler.busy
@@ -146,7 +146,7 @@ class CoreAdapter(Decider):
     def _look(self) -> None:
         """Update which tasks workers run, let the core look at all workers, and check for overdue tasks."""
         for address, record in self._scheduler.records.items():
-            self._tell(events.Heard(address, self._clock.now, frozenset(record.live.runs())))
+            self._tell(events.WorkerReported(address, self._clock.now, frozenset(record.live.runs())))
         self._tell(events.Tick())
 
     # ---- enact ---------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class CoreAdapter(Decider):
     def _wake(self, instruction: events.Wake) -> None:
         if self._steals:
             self._clock.background(
-                instruction.at, self._scheduler.when_idle, partial(self._tell, events.Due(instruction.at))
+                instruction.at, self._scheduler.when_idle, partial(self._tell, events.WakeDue(instruction.at))
             )
 
     def _hurry(self, instruction: events.Hurry) -> None:
@@ -188,7 +188,7 @@ class CoreAdapter(Decider):
         if job.on in self._scheduler.records:
             self._scheduler.place_again(job, self._scheduler.records[job.on])
 
-    def _stolen(self, arrived: events.Arrived) -> None:
+    def _stolen(self, arrived: events.StealCompleted) -> None:
         """Record the steal from request to start, which only the simulation knows."""
         held, spec = self._held, self._held.job.spec
         lane = arrived.thief, held.lane
@@ -207,7 +207,7 @@ class CoreAdapter(Decider):
         workers = candidates.candidates(task, held, nbytes, job.priority, now)
         inputs = self.facts.inputs(job, [worker.address for worker in workers])
         answer = candidates.choose(task._replace(inputs=inputs), workers, self.ledger.fresh)
-        if not isinstance(answer, Placed):
+        if not isinstance(answer, WorkerChoice):
             return None
         del self._since[job.number]
         return answer.worker
@@ -245,12 +245,12 @@ class CoreAdapter(Decider):
         ran = self._clock.now - entry.started if entry is not None and entry.started is not None else 0.0
         if not known:
             self._ran[prefix] = max(self._ran.get(prefix, 0.0), ran)
-            seconds = unmeasured(self._ran[prefix], _DASKS_GUESS)
+            seconds = extrapolate(self._ran[prefix], _DASKS_GUESS)
         return seconds_left(seconds, ran)
 
     def set_end(self, address: Address, at: float) -> None:
         """Set the worker's end in the ledger."""
-        self._tell(events.EndTold(address, at))
+        self._tell(events.EndAnnounced(address, at))
 
     def set_fresh(self, seconds: float) -> None:
         """Set the seconds that a newly started worker would have."""

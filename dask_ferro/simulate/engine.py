@@ -27,7 +27,7 @@ from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
 from dask_ferro.trace import Trace, TracedTask
 
 
-class Stuck(RuntimeError):
+class StuckError(RuntimeError):
     """The simulation cannot go on, and tasks are left: no worker may or will run them."""
 
 
@@ -95,7 +95,7 @@ def simulate(
     scheduler.submit()
     if jobs and not world.clock.run(lambda: not scheduler.remaining):
         left = next(job for job in jobs if not job.done)
-        raise Stuck(f"{scheduler.remaining} tasks are left, {left.spec.key!r} among them ({left.state})")
+        raise StuckError(f"{scheduler.remaining} tasks are left, {left.spec.key!r} among them ({left.state})")
     world.counts["elapsed"] = world.clock.now
     world.counts["bytes_short"] = float(sum(live.short_of for live in world.workers.values()))
     return _trace(world, jobs, scheduler.first_done)

@@ -18,7 +18,7 @@ from dask_ferro.simulate.virtual_tasks import Roots, VirtualTask
 from dask_ferro.simulate.virtual_worker import LiveWorker, WorkerTask, World
 
 # The request number when a leaving worker's unstarted tasks are asked back; those of steals count from 1.
-_BACK = 0
+_RETURN_REQUEST = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -319,11 +319,11 @@ class Scheduler:
         record.accepts = False
         self.decider.changed(record)
         for job in record.processing.values():
-            self.send(record, record.live.asked, job, _BACK)
+            self.send(record, record.live.asked, job, _RETURN_REQUEST)
 
     def answered(self, address: Address, job: VirtualTask, request: int, state: str) -> None:
         """Process a worker's answer to a request for a task."""
-        if request != _BACK:
+        if request != _RETURN_REQUEST:
             self.decider.replied(address, job, request, state)
         elif state == "ready" and job.on == address:
             self.place_again(job, self.records[address])

@@ -18,7 +18,7 @@ from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 _ROOTISH_PER_THREAD = 2
 _ROOTISH_FEWER = 5
 # The plugin keeps Dask's order for larger graphs: ranking them would block the scheduler's loop for over 0.1 s.
-_RANKED = 20_000
+_MAX_RANKED = 20_000
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -122,7 +122,7 @@ def prioritize(
         Tasks per thread up to which a graph is ordered by upward rank; None: never.
     """
     places = {job.number: order[job.spec.key] for job in jobs} if order is not None else depth_first(jobs)
-    if wide is not None and len(jobs) <= _RANKED:
+    if wide is not None and len(jobs) <= _MAX_RANKED:
         seconds: dict[Key, float] = {
             job.number: GUESS if job.spec.annotated is None else job.spec.annotated for job in jobs
         }

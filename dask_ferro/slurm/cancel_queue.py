@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_lifecycle import BatchJob
-from dask_ferro.slurm.parsing import ENDING, OVER, QueueRow
+from dask_ferro.slurm.parsing import ENDING, TERMINAL, QueueRow
 from dask_ferro.slurm.site import SlurmSite
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Cancellation:
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         # The phases of a job that is gone; at the end of the cluster none may be left in the queue.
-        self._gone: tuple[str, ...] = (ENDING, OVER)
+        self._gone: tuple[str, ...] = (ENDING, TERMINAL)
 
     def add(self, jobs: Mapping[str, BatchJob | None]) -> None:
         """End jobs, by their ids, in the background."""
@@ -59,7 +59,7 @@ class Cancellation:
 
     async def all_gone(self, job_ids: Iterable[str], patience: float) -> bool:
         """End these jobs and all others of the cluster; return whether none is left within `patience` seconds."""
-        self._gone, left = (OVER,), dict.fromkeys(job_ids)
+        self._gone, left = (TERMINAL,), dict.fromkeys(job_ids)
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 while True:
@@ -67,7 +67,7 @@ class Cancellation:
                     if (rows := await self._listed()) is None:
                         await asyncio.sleep(_PAUSE_MOST)
                         continue
-                    left = {job_id: None for job_id, row in rows.items() if row.phase != OVER}
+                    left = {job_id: None for job_id, row in rows.items() if row.phase != TERMINAL}
                     if not left:
                         return True
         return False

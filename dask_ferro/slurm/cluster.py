@@ -42,7 +42,7 @@ from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_book import ClusterTables, JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState, Patience
 from dask_ferro.slurm.job_pools import PAUSE, ClusterPools, JobPools
-from dask_ferro.slurm.keywords import WHO, ClusterKeywords, read
+from dask_ferro.slurm.keywords import NAME, ClusterKeywords, read
 from dask_ferro.slurm.orphan_guard import new_tag
 from dask_ferro.slurm.parsing import PERMANENT
 from dask_ferro.slurm.pool import ADDRESS, JobPool
@@ -123,7 +123,7 @@ class SLURMCluster(ElasticCluster):
         }  # fmt: skip
         # As for dask-jobqueue's own, None leaves a keyword to the configuration.
         own = configured | {name: value for name, value in arguments.items() if value is not None}
-        keywords = read(ClusterKeywords, WHO, own)
+        keywords = read(ClusterKeywords, NAME, own)
         overrides = keywords.pools or {}
         check_options(job_cls, section, options, overrides)
         config.value("elastic.failures")  # an invalid one is reported now
@@ -135,7 +135,7 @@ class SLURMCluster(ElasticCluster):
         self._kinds = {DEFAULT: every} | {name: every | dict(pool) for name, pool in overrides.items()}
         name = options.get("name")
         self._name_prefix = None if name is None else check_cluster_name(name)
-        self._begin(job_name, read(Patience, f"{WHO}: timeouts", keywords.timeouts or {}))
+        self._begin(job_name, read(Patience, f"{NAME}: timeouts", keywords.timeouts or {}))
         options |= {"job_name": job_name, "retire_before": keywords.retire_before, "grace": keywords.grace}
         if options.get("processes", 1) is None:  # dask-jobqueue compares it with a number
             del options["processes"]
@@ -195,7 +195,7 @@ class SLURMCluster(ElasticCluster):
     async def _carry_out(self, order: str, name: str) -> None:
         """Pause or resume a pool."""
         if self._closing or self.status in (Status.closing, Status.closed, Status.failed):
-            raise ConfigError(f"{WHO}: pool {name!r}: the cluster is closed")
+            raise ConfigError(f"{NAME}: pool {name!r}: the cluster is closed")
         if order == PAUSE:
             self._pools[name].pause(time())
             submitting = [job for job in self._book.followed if job.state == JobState.SUBMITTING]

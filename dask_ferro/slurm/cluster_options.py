@@ -19,7 +19,7 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.options import options_of
 from dask_ferro.scheduler.upstream_jobqueue import JobQueueCluster
-from dask_ferro.slurm.keywords import WHO, ClusterKeywords, PoolKeywords
+from dask_ferro.slurm.keywords import NAME, ClusterKeywords, PoolKeywords
 
 # Keywords of a cluster beside those of dask-jobqueue, and of a pool beside the options of a job.
 _OF_A_CLUSTER, _OF_A_POOL = options_of(ClusterKeywords).keys(), options_of(PoolKeywords).keys()
@@ -30,7 +30,7 @@ _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 # A name that workers' names can begin with: without a number at its end.
 _POOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*")
 # What a shell would replace, or take for the end of the quotes around a name in the script.
-_UNQUOTED = re.compile(r"[\"`$\\\x00-\x1f\x7f]")
+_UNQUOTABLE = re.compile(r"[\"`$\\\x00-\x1f\x7f]")
 
 
 def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ def section_of(job_cls: type, options: Mapping[str, object]) -> tuple[str, dict[
     section = f"jobqueue.{config_name}"
     if not isinstance(dask.config.get(section, None), Mapping):
         raise ConfigError(
-            f"{WHO}: got config_name={config_name!r}, and Dask's configuration has no {section}"
+            f"{NAME}: got config_name={config_name!r}, and Dask's configuration has no {section}"
         )
     values = _replace_hyphens(dask.config.get(section))
     own = {name: values[name] for name in _OF_A_CLUSTER if values.get(name) is not None}
@@ -88,15 +88,15 @@ def check_options(
     job = _job_options(job_cls)
     known = sorted((job | _keyword_names(JobQueueCluster) | _OF_A_CLUSTER) - {"scheduler"})
     config.refuse_unknown(f"configuration {section}", _replace_hyphens(dask.config.get(section)), known)
-    config.refuse_unknown(WHO, options, known)
+    config.refuse_unknown(NAME, options, known)
     for name, overrides in pools.items():
         # Names of workers are made from it: "gpu-1" and its element 2 would be "gpu" and its process 1-2.
         if not isinstance(name, str) or not _POOL_NAME.fullmatch(name):
-            raise ConfigError(f"{WHO}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
+            raise ConfigError(f"{NAME}: pool {name!r}; wanted letters, digits, _ and -, no number after a -")
         if not isinstance(overrides, Mapping):
-            raise ConfigError(f"{WHO}: pool {name!r}: got {overrides!r}, wanted keywords")
+            raise ConfigError(f"{NAME}: pool {name!r}: got {overrides!r}, wanted keywords")
         config.refuse_unknown(
-            f"{WHO}: pool {name!r}", overrides, sorted((job - _OF_THE_CLUSTER) | _OF_A_POOL)
+            f"{NAME}: pool {name!r}", overrides, sorted((job - _OF_THE_CLUSTER) | _OF_A_POOL)
         )
     for shape in (options, *({**options, **overrides} for overrides in pools.values())):
         _check_shape(shape, job_cls, section)
@@ -112,7 +112,7 @@ def check_job_name(name: object) -> str:
     """
     if not _JOB_NAME.fullmatch(str(name)):
         raise ConfigError(
-            f"{WHO}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
+            f"{NAME}: job_name: got {name!r}, wanted letters, digits, and _ . : + - after the first: "
             "squeue and scancel would split it; choose another, or set jobqueue.slurm.name"
         )
     return str(name)
@@ -127,10 +127,10 @@ def check_cluster_name(name: object) -> str:
         For an empty one, or one that a job's shell would change.
     """
     is_text = isinstance(name, str | int) and not isinstance(name, bool)
-    if not is_text or not str(name).strip() or _UNQUOTED.search(str(name)):
+    if not is_text or not str(name).strip() or _UNQUOTABLE.search(str(name)):
         raise ConfigError(
-            f"{WHO}: name: got {name!r}, wanted text without quotes, $, backslashes and line ends: workers' names begin"
-            " with it, in the job script; cluster.jobs() has the ids of their jobs"
+            f"{NAME}: name: got {name!r}, wanted text without quotes, $, backslashes and line ends: workers' names"
+            " begin with it, in the job script; cluster.jobs() has the ids of their jobs"
         )
     return str(name)
 
@@ -144,21 +144,21 @@ def _check_shape(options: Mapping[str, object], job_cls: type, section: str) -> 
     if missing := [name for name in ("cores", "memory") if shape[name] is None]:
         cores, memory = shape["cores"] or 8, shape["memory"] or "24GB"
         raise ConfigError(
-            f"{WHO}: {' and '.join(missing)} of a job must be given, for example "
-            f"{WHO}(cores={cores}, memory={memory!r}), or {section}.{missing[0]} in Dask's configuration"
+            f"{NAME}: {' and '.join(missing)} of a job must be given, for example "
+            f"{NAME}(cores={cores}, memory={memory!r}), or {section}.{missing[0]} in Dask's configuration"
         )
     for name in ("cores", "processes"):
         value = shape[name]
         if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < 1):
-            raise ConfigError(f"{WHO}: got {name}={value!r}, wanted a whole number of at least 1")
+            raise ConfigError(f"{NAME}: got {name}={value!r}, wanted a whole number of at least 1")
     if shape["processes"] is not None and shape["processes"] > shape["cores"]:
         raise ConfigError(
-            f"{WHO}: got processes={shape['processes']} and cores={shape['cores']}, wanted at most as many processes"
+            f"{NAME}: got processes={shape['processes']} and cores={shape['cores']}, wanted at most as many processes"
             " as cores: each has a thread of its own"
         )
     if not isinstance(shape["walltime"], str | None):
         raise ConfigError(
-            f"{WHO}: got walltime={shape['walltime']!r}, wanted text such as '01:30:00': SLURM reads a number as"
+            f"{NAME}: got walltime={shape['walltime']!r}, wanted text such as '01:30:00': SLURM reads a number as"
             " minutes, and YAML reads 01:30:00 without quotes as the number 5400"
         )
 

@@ -19,11 +19,11 @@ from dask_ferro.slurm import parsing
 # after 9 s; if it is killed, a possible submission has to be looked for.
 _LIMIT, _LIMITS = 10.0, {"sbatch": 30.0}
 # For a killed command to be reaped.
-_REAPED = 2.0
+_REAP_TIMEOUT = 2.0
 
 # A cluster object that runs in a job would hand that job's shape on to its workers (SLURM_CPUS_PER_TASK, ...); a
 # user's SQUEUE_STATES or SCANCEL_INTERACTIVE would hide jobs.
-_OWN = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SBATCH_ARRAY_INX$")
+_COMMAND_VARIABLES = re.compile(r"SLURM_(?!CONF$|CONF_|CLUSTERS$|JWT$)|SQUEUE_|SCANCEL_|SBATCH_ARRAY_INX$")
 
 
 class RefusedError(Exception):
@@ -80,11 +80,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), _REAPED)
+        await asyncio.wait_for(process.wait(), _REAP_TIMEOUT)
 
 
 def environment() -> dict[str, str]:
     """Return the environment of SLURM's commands."""
-    own = {name: value for name, value in os.environ.items() if not _OWN.match(name)}
+    own = {name: value for name, value in os.environ.items() if not _COMMAND_VARIABLES.match(name)}
     # By default the indices of a long array are cut to 64 characters, ending in "...".
     return own | {"SLURM_TIME_FORMAT": parsing.TIME_FORMAT, "SLURM_BITSTR_LEN": "0"}

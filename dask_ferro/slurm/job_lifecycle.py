@@ -19,7 +19,7 @@ from typing import NamedTuple
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.options import seconds
 from dask_ferro.policy.scaling import facts
-from dask_ferro.slurm.parsing import ENDING, HELD, OVER, QueueRow
+from dask_ferro.slurm.parsing import ENDING, HOLD, TERMINAL, QueueRow
 from dask_ferro.slurm.parsing import PENDING as WAITS
 
 
@@ -35,9 +35,9 @@ class JobState(StrEnum):
     ENDED = "ended"
 
 
-_STARTED = (JobState.BOOTING, JobState.RUNNING)
+_RUNNING_STATES = (JobState.BOOTING, JobState.RUNNING)
 # Conditions that may pass, and end a job if they do not.
-_MISSING, _ENDS, _STUCK, _ALONE = "missing", "ends", "stuck", "alone"
+_MISSING, _ENDS, _STUCK_JOB, _NO_WORKER = "missing", "ends", "stuck", "alone"
 
 
 @dataclass(frozen=True)
@@ -221,11 +221,11 @@ class BatchJob:
         self.reason = row.reason
         self.number = row.number or self.number
         self.node = row.node or self.node
-        if row.phase == OVER:
+        if row.phase == TERMINAL:
             self.nodes = row.nodes or self.nodes
             self.started_at, self.ended_at = row.starts or self.started_at, row.ends
             return JobEnd(row.description, row.state, failed=self._no_worker_came(row))
-        if row.phase == HELD:
+        if row.phase == HOLD:
             # It is replaced at once; a site that holds every new job is asked less and less often.
             return JobEnd(row.description, row.state, failed=not self.was_whole, is_held=True)
         self._restart(row, now)
@@ -236,7 +236,7 @@ class BatchJob:
         self.submitted_at = row.submitted
         if row.phase == WAITS:
             return self._waits(row, now, patience)
-        self._pass(_STUCK)
+        self._pass(_STUCK_JOB)
         self.started_at, self.ends_at = row.starts, row.ends
         if row.node in draining:
             # Its successor is requested, and it leaves, as before a walltime.
@@ -249,19 +249,19 @@ class BatchJob:
 
     def _waits(self, row: QueueRow, now: float, patience: Patience) -> JobEnd | None:
         """Return the ending of a pending job if its obstacle does not pass."""
-        self._pass(_ALONE)
+        self._pass(_NO_WORKER)
         self.enter(JobState.PENDING, now)
         if row.is_stuck:
             ending = JobEnd(row.description, row.state, refused=True)
-            return self._unless_it_passes(_STUCK, patience.stuck, now, ending)
-        self._pass(_STUCK)
+            return self._unless_it_passes(_STUCK_JOB, patience.stuck, now, ending)
+        self._pass(_STUCK_JOB)
         return None
 
     def _believed(self, row: QueueRow | None, connected: Collection[str], now: float) -> QueueRow | None:
         """Return a row unless it is older than the known state."""
         if row is None or row.restarts < self.restarts:
             return None
-        if row.phase in (WAITS, HELD) and any(worker in connected for worker in self._called(row.restarts)):
+        if row.phase in (WAITS, HOLD) and any(worker in connected for worker in self._called(row.restarts)):
             self._restart(row, now)
             return None
         return row
@@ -271,7 +271,7 @@ class BatchJob:
     ) -> JobEnd | None:
         """Determine the state from the connections of its workers alone."""
         if self._is_there(connected):
-            self._pass(_MISSING, _STUCK)
+            self._pass(_MISSING, _STUCK_JOB)
             return self._staffed(connected, now, patience)
         limit = patience.missing if is_sure and self.was_listed else patience.unseen
         why = "SLURM knows it no more" if self.was_listed else "SLURM does not know it"
@@ -294,18 +294,18 @@ class BatchJob:
         """Enter "booting" or "running", depending on the connected workers."""
         count = sum(worker in connected for worker in self.workers)
         whole = count == self.processes
-        if self.state not in _STARTED:
+        if self.state not in _RUNNING_STATES:
             self.enter(JobState.BOOTING, now)
         limit = patience.lost if self.was_whole else patience.boot
         if whole or (count and (self.was_whole or now - self.since > limit)):
             self.was_whole = True
             self.enter(JobState.RUNNING, now)
         if count:
-            self._pass(_ALONE)
+            self._pass(_NO_WORKER)
             return None
         self.enter(JobState.BOOTING, now)
         gone = JobEnd(f"none of its workers is connected for {limit:g} s", failed=not self.was_whole)
-        return self._unless_it_passes(_ALONE, limit, now, gone)
+        return self._unless_it_passes(_NO_WORKER, limit, now, gone)
 
     def _restart(self, row: QueueRow, now: float) -> None:
         if row.restarts == self.restarts:

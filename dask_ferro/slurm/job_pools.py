@@ -27,9 +27,9 @@ from dask_ferro.elastic.report import closed_text
 from dask_ferro.errors import ConfigError
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.scheduler import upstream_deploy
-from dask_ferro.scheduler.events import CLOSED, TOPIC
+from dask_ferro.scheduler.events import POOL_CLOSED, TOPIC
 from dask_ferro.slurm.job_lifecycle import BatchJob
-from dask_ferro.slurm.keywords import WHO
+from dask_ferro.slurm.keywords import NAME
 from dask_ferro.slurm.logs import last_output
 from dask_ferro.slurm.pool import JobPool
 from dask_ferro.slurm.site import SlurmSite
@@ -90,7 +90,7 @@ class JobPools:
 
     def __getitem__(self, name: str) -> JobPool:
         if name not in self.by_name:
-            raise ConfigError(f"{WHO}: no pool {name!r}; there are {', '.join(self.by_name)}")
+            raise ConfigError(f"{NAME}: no pool {name!r}; there are {', '.join(self.by_name)}")
         return self.by_name[name]
 
     def facts(self, lingering: Mapping[str, int]) -> tuple[Pool, ...]:
@@ -154,7 +154,7 @@ class JobPools:
         if not pool.close(why, time(), log.indented() if log else ""):
             return
         event = {
-            "action": CLOSED,
+            "action": POOL_CLOSED,
             "time": time(),
             "pool": pool.name,
             "why": pool.closed,

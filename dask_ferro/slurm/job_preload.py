@@ -35,7 +35,7 @@ import dask
 from distributed import Nanny, Status, Worker
 from distributed.metrics import time
 
-from dask_ferro.scheduler.scheduler_calls import NOTHING, LeaveAnswer
+from dask_ferro.scheduler.scheduler_calls import NO_LOSSES, LeaveAnswer
 from dask_ferro.scheduler.upstream_worker import address_of
 from dask_ferro.slurm import sigterm
 
@@ -46,7 +46,7 @@ KILL_WAIT = "FERRO_JOB_KILLWAIT"
 # The default of SLURM's KillWait.
 _NOTICE = _GRACE = _KILL_WAIT = 30.0
 # SLURM may send the signal a minute early; an earlier one means preemption.
-_EARLY = 65.0
+_EARLY_SIGNAL = 65.0
 # The part of the remaining time reserved for moving the last results and for ending: a fifth, at most 10 s.
 _RESERVE, _MOST_RESERVE = 0.2, 10.0
 # Seconds between attempts.
@@ -60,14 +60,14 @@ _POLL, _STARTING = 0.05, 5.0
 _LOOK = 10.0
 # Seconds between two connections to an address that refuses, and the part of the death timeout that a job looks for its
 # scheduler: at its end Dask would end the job, and would not say why.
-_REFUSED, _PATIENT = 0.5, 0.9
+_REFUSAL_SHARE, _PATIENT_SHARE = 0.5, 0.9
 _FOREVER = 1e8
 
 # All nannies, or workers without one, of this process.
 _servers: WeakSet[Nanny | Worker] = WeakSet()
 _leaving: set[asyncio.Task[object]] = set()
 # The states of a server that is gone or about to be.
-_OVER = (Status.closing, Status.closed, Status.failed)
+_CLOSED_STATES = (Status.closing, Status.closed, Status.failed)
 
 
 async def dask_setup(server: Nanny | Worker) -> None:
@@ -103,12 +103,12 @@ async def _report_end(worker: Worker) -> None:
 async def _look_for_scheduler(server: Nanny | Worker) -> None:
     """Return when the scheduler answers; end the process if it does not in time."""
     address, begin = server.scheduler.address, time()
-    limit = _PATIENT * (server.death_timeout or _FOREVER)
+    limit = _PATIENT_SHARE * (server.death_timeout or _FOREVER)
     look = min(_LOOK, limit)
     while await sigterm.is_gone(address):
         if time() - begin > look:
             _give_up(address, f"it refuses connections for {look:g} s")
-        await asyncio.sleep(_REFUSED)
+        await asyncio.sleep(_REFUSAL_SHARE)
     try:
         async with asyncio.timeout(begin + limit - time()):
             server.rpc.reuse(address, await server.rpc.connect(address))
@@ -169,7 +169,7 @@ def time_left(environ: Mapping[str, str], now: float) -> float:
     grace = float(environ.get(GRACE) or _GRACE)
     ends = environ.get(ENDS)
     left = float(ends) - now if ends else inf
-    if inf > left > notice + _EARLY:
+    if inf > left > notice + _EARLY_SIGNAL:
         return grace
     return max(min(notice, left if ends else grace), 0.0)
 
@@ -271,7 +271,7 @@ async def _ask(scheduler: Any, servers: Iterable[str], until: float) -> LeaveAns
     except (OSError, RuntimeError) as error:
         # The scheduler is gone, or busy, or this process has begun to close.
         stayed = dict.fromkeys(servers, f"the scheduler could not be asked: {error!r}")
-        return {"left": [], "stayed": stayed, "lost": NOTHING, "over": False}
+        return {"left": [], "stayed": stayed, "lost": NO_LOSSES, "over": False}
     return answer or None  # an empty answer is Dask's reply to an unknown operation
 
 
@@ -280,4 +280,4 @@ def _exit() -> None:
 
 
 def _open_servers() -> list[Nanny | Worker]:
-    return [server for server in list(_servers) if server.status not in _OVER]
+    return [server for server in list(_servers) if server.status not in _CLOSED_STATES]

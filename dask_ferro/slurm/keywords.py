@@ -15,9 +15,9 @@ from dask_ferro import config
 from dask_ferro.errors import ConfigError
 from dask_ferro.options import AUTO, count, flag, mapping, number, seconds
 
-WHO = "ff.SLURMCluster"
+NAME = "ff.SLURMCluster"
 # Three years: values that go into a script or a shell's `sleep` have to be finite.
-_MOST = 1e8
+_MAX_SECONDS = 1e8
 
 T = TypeVar("T")
 
@@ -30,14 +30,14 @@ class JobKeywords:
         "60s",
         "How long before the end of a job's walltime its workers are retired, on SLURM by `--signal=B:USR1@N`; at most"
         " a quarter of the walltime. 0: never.",
-        most=_MOST,
+        most=_MAX_SECONDS,
     )
     grace: float | None = seconds(
         AUTO,
         "How long a preempted job continues after SLURM's signal. By default the grace time of the partition, or 30 s"
         " if the partition has none.",
         none=AUTO,
-        most=_MOST,
+        most=_MAX_SECONDS,
     )
     preemptible: bool | None = flag(
         None,

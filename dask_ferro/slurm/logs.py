@@ -21,11 +21,11 @@ from dask_ferro.slurm.parsing import element, option
 # The lines that fit on a screen, and the bytes read for them: a chain of tracebacks has its cause at the beginning.
 _LINES, _BYTES = 20, 16384
 # What Python prints between an error and one that followed from it.
-_FOLLOWED = ("The above exception was the direct cause", "During handling of the above exception")
+_CHAIN_LINES = ("The above exception was the direct cause", "During handling of the above exception")
 # Characters of the last line, where there is room for only one line.
 _BRIEF = 300
 # Seconds for a file, since a shared file system may hang.
-_READ = 2.0
+_READ_TIMEOUT = 2.0
 _PATTERN = re.compile(r"%(\d*)([A-Za-z%])")
 # A log may contain terminal control characters: colours, carriage returns of progress bars.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -68,10 +68,10 @@ async def last_output(header: str, job_name: str, job: BatchJob) -> Log:
     """Return the end of a job's error output, or of its other output."""
     patterns = patterns_of(header, job_name, job)
     try:
-        async with asyncio.timeout(_READ):
+        async with asyncio.timeout(_READ_TIMEOUT):
             return await asyncio.to_thread(_first_with_lines, patterns)
     except TimeoutError:
-        return Log(patterns[0], trouble=f"could not be read within {_READ:g} s")
+        return Log(patterns[0], trouble=f"could not be read within {_READ_TIMEOUT:g} s")
 
 
 def patterns_of(header: str, job_name: str, job: BatchJob) -> list[str]:
@@ -139,8 +139,8 @@ def _cause(lines: list[str]) -> str:
     """Return the error from which the others of the last chain of tracebacks followed; empty: there is no chain."""
     cause = ""
     for before, line in pairwise(lines):
-        if line.startswith("Traceback (") and not before.startswith(_FOLLOWED):
+        if line.startswith("Traceback (") and not before.startswith(_CHAIN_LINES):
             cause = ""  # of an earlier chain
-        elif line.startswith(_FOLLOWED):
+        elif line.startswith(_CHAIN_LINES):
             cause = cause or before
     return cause

@@ -13,7 +13,7 @@ from datetime import datetime
 from math import inf
 from typing import NamedTuple
 
-PENDING, STARTED, HELD, ENDING, OVER = "pending", "started", "held", "ending", "over"
+PENDING, EXECUTING, HOLD, ENDING, TERMINAL = "pending", "started", "held", "ending", "over"
 
 # Fixed widths, since `squeue` cuts longer values; separators are newer than some sites' SLURM.
 _COLUMNS = {
@@ -37,23 +37,23 @@ TIME_FORMAT = "%s"
 
 _PHASES = {
     **dict.fromkeys(("PENDING", "REQUEUED"), PENDING),
-    **dict.fromkeys(("CONFIGURING", "RUNNING", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED"), STARTED),
-    **dict.fromkeys(("SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"), HELD),
+    **dict.fromkeys(("CONFIGURING", "RUNNING", "RESIZING", "SIGNALING", "STOPPED", "SUSPENDED"), EXECUTING),
+    **dict.fromkeys(("SPECIAL_EXIT", "REQUEUE_HOLD", "RESV_DEL_HOLD"), HOLD),
     # A job that is being requeued is in this state too, for an instant.
     "COMPLETING": ENDING,
-    **dict.fromkeys(("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"), OVER),
-    **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT"), OVER),
+    **dict.fromkeys(("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"), TERMINAL),
+    **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT"), TERMINAL),
 }
 
 # Ends that its tasks did not cause; a job that failed, or is out of memory, may be their fault.
-_ENDED = frozenset(
+_BLAMELESS = frozenset(
     ["BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "PREEMPTED", "REQUEUED", "REVOKED", "TIMEOUT"]
 )
 _TIME_LIMIT = "TimeLimit"
 
 # Reasons for which a job waits until the site or the request is changed.  A partition that is down or inactive is in
 # maintenance: it comes back, and the job keeps its place in the queue.
-_STUCK = re.compile(
+_STUCK_REASONS = re.compile(
     r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|BadConstraints"
     r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|NeverSatisfied"
     r"|(Assoc|QOS)M(ax|in)\w*(PerJob|WallDuration|NotSatisfied)",
@@ -63,7 +63,7 @@ _STUCK = re.compile(
 
 # JobHeldUser, JobHeldAdmin, JobHoldMaxRequeue, "job requeued in held state", "launch_failed_requeued_held"; not
 # QOSUsageThreshold, which is an ordinary reason to wait.
-_HELD = re.compile(r"JobHeld|JobHold|(?<![A-Za-z])(held|hold)(?![A-Za-z])", re.IGNORECASE)
+_HOLD_REASONS = re.compile(r"JobHeld|JobHold|(?<![A-Za-z])(held|hold)(?![A-Za-z])", re.IGNORECASE)
 
 # Seconds in which a preempted job can move its data.
 _LONG_GRACE = 30
@@ -112,8 +112,8 @@ class QueueRow(NamedTuple):
     @property
     def phase(self) -> str:
         """The phase: "pending", "started", "held", "ending" or "over"."""
-        phase = _PHASES.get(self.state, STARTED)
-        return HELD if phase == PENDING and _HELD.search(self.reason) else phase
+        phase = _PHASES.get(self.state, EXECUTING)
+        return HOLD if phase == PENDING and _HOLD_REASONS.search(self.reason) else phase
 
     @property
     def description(self) -> str:
@@ -124,12 +124,12 @@ class QueueRow(NamedTuple):
     @property
     def is_ended(self) -> bool:
         """Whether SLURM or a person ended it, and not its own processes."""
-        return self.state in _ENDED or (self.phase in (ENDING, OVER) and self.reason == _TIME_LIMIT)
+        return self.state in _BLAMELESS or (self.phase in (ENDING, TERMINAL) and self.reason == _TIME_LIMIT)
 
     @property
     def is_stuck(self) -> bool:
         """Whether it waits for a change that time alone does not bring."""
-        return self.phase == PENDING and bool(_STUCK.search(self.reason))
+        return self.phase == PENDING and bool(_STUCK_REASONS.search(self.reason))
 
 
 def rows(text: str) -> dict[str, QueueRow]:

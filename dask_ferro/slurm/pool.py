@@ -19,11 +19,11 @@ from dask_ferro.options import options_of
 from dask_ferro.policy.estimates import Mean
 from dask_ferro.policy.scaling.facts import Pool
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobState
-from dask_ferro.slurm.keywords import WHO, PoolKeywords, read
+from dask_ferro.slurm.keywords import NAME, PoolKeywords, read
 from dask_ferro.slurm.script import WorkerJob, lifetime_of
 
 # Seconds for which a pool is closed at first, and at most.
-_CLOSED, _CLOSED_MOST = 30.0, 1800.0
+_CLOSED_SECONDS, _MAX_CLOSED_SECONDS = 30.0, 1800.0
 
 # Seconds that a job waits in the queue, and takes until its workers are connected, until these are measured.
 _QUEUE_WAIT, _START_UP = 1.0, 3.0
@@ -31,7 +31,7 @@ _QUEUE_WAIT, _START_UP = 1.0, 3.0
 ADDRESS = "tcp://<insert-scheduler-address-here>:8786"
 
 # Keywords of a pool beside the options of its jobs.
-_OWN = frozenset(options_of(PoolKeywords))
+_POOL_OPTIONS = frozenset(options_of(PoolKeywords))
 
 
 @dataclass
@@ -87,15 +87,15 @@ class JobPool:
         ConfigError
             For an unknown or invalid option.
         """
-        own = {key: value for key, value in overrides.items() if key in _OWN}
-        offer = read(PoolKeywords, f"{WHO}: pool {name!r}", own)
+        own = {key: value for key, value in overrides.items() if key in _POOL_OPTIONS}
+        offer = read(PoolKeywords, f"{NAME}: pool {name!r}", own)
         replaced = {key: value for key, value in overrides.items() if key not in own}
         # These go into the job's script; the cluster's values hold unless the pool sets its own.
         replaced |= {key: getattr(offer, key) for key in ("retire_before", "grace") if key in own}
         try:
             job = job_cls(ADDRESS, name=prefix, **(dict(options) | replaced))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{WHO}: pool {name!r}: {error}") from error
+            raise ConfigError(f"{NAME}: pool {name!r}: {error}") from error
         return cls(name, job, offer)
 
     def pool(
@@ -174,7 +174,7 @@ class JobPool:
         if now < self.closed_until:
             return False
         self.closed, self.output = why, output
-        self.closed_until = now + min(_CLOSED * 2 ** min(self.times_closed, 10), _CLOSED_MOST)
+        self.closed_until = now + min(_CLOSED_SECONDS * 2 ** min(self.times_closed, 10), _MAX_CLOSED_SECONDS)
         self.times_closed += 1
         return True
 

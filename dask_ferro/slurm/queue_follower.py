@@ -20,7 +20,7 @@ from dask_ferro.slurm.commands import RefusedError
 from dask_ferro.slurm.job_book import JobBook
 from dask_ferro.slurm.job_lifecycle import BatchJob, JobEnd, JobState, Patience
 from dask_ferro.slurm.job_pools import JobPools
-from dask_ferro.slurm.parsing import ENDING, OVER, QueueRow
+from dask_ferro.slurm.parsing import ENDING, TERMINAL, QueueRow
 from dask_ferro.slurm.site import SlurmSite
 from dask_ferro.slurm.submit_queue import Submission
 
@@ -97,14 +97,14 @@ class QueueFollower:
                 self.ending[job.job_id] = workers
             if ending is not None:
                 self._end(job, ending)
-                if not (is_gone or (row is not None and row.phase in (ENDING, OVER))):
+                if not (is_gone or (row is not None and row.phase in (ENDING, TERMINAL))):
                     self.cancellation.add({job.job_id: job})
                 continue
             if job.state != before:
                 self.pools[job.pool].measure(job, before)
         for job_id in list(self.ending):
             row = rows.get(job_id)
-            if row is None or row.phase == OVER:
+            if row is None or row.phase == TERMINAL:
                 workers = self.ending.pop(job_id)
                 blameless += workers if row is not None and row.is_ended else ()
         return blameless
@@ -129,7 +129,7 @@ class QueueFollower:
     def _look_after_strays(self, rows: Mapping[str, QueueRow]) -> None:
         """Cancel the jobs that nobody follows, once they have been seen for a while."""
         followed = {job.job_id for job in self.book.jobs.values()} | self.cancellation.jobs.keys()
-        alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, OVER))
+        alive = (row.job_id for row in rows.values() if row.phase not in (ENDING, TERMINAL))
         now = time()
         self.strays = {job_id: self.strays.get(job_id, now) for job_id in alive if job_id not in followed}
         if ripe := [job_id for job_id, at in self.strays.items() if now - at >= _STRAY]:

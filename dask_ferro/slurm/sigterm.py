@@ -2,7 +2,7 @@
 
 A batch system sends SIGTERM to every process of a job, and SIGKILL some seconds later.  A nanny's worker would end at
 the first signal; it holds the data to be moved, so it waits for its nanny, which got the signal too.  Since some
-batch systems signal only the job's script, the script forwards the signal: one within `_SAME` of the first is a
+batch systems signal only the job's script, the script forwards the signal: one within `_FORWARD` of the first is a
 duplicate. Forked children get the default handler again.  Durations are seconds.
 """
 
@@ -27,7 +27,7 @@ from dask_ferro import portable
 logger = logging.getLogger(__name__)
 
 # The script's shell takes milliseconds to forward the signal, and longer on a busy machine.
-_SAME = 2.0
+_FORWARD = 2.0
 # For a worker without a nanny to close; one with a nanny is killed, since its data is elsewhere or useless.
 _CLOSING = 1.0
 # For a connection to the scheduler's host; one that does not answer is not known to be gone.
@@ -60,7 +60,7 @@ def listen(first: Callable[[], object], second: Callable[[], object]) -> None:
         if first_at is None:
             first_at = now
             loop.call_soon_threadsafe(first)
-        elif now - first_at > _SAME:
+        elif now - first_at > _FORWARD:
             loop.call_soon_threadsafe(second)
 
     signal.signal(signal.SIGTERM, hear)

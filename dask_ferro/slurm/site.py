@@ -18,12 +18,12 @@ from dask_ferro import portable
 from dask_ferro.slurm import parsing
 from dask_ferro.slurm.commands import RefusedError, environment, run
 from dask_ferro.slurm.orphan_guard import Watchdog, is_orphan
-from dask_ferro.slurm.parsing import OVER, PENDING, STARTED, QueueRow
+from dask_ferro.slurm.parsing import EXECUTING, PENDING, TERMINAL, QueueRow
 
 logger = logging.getLogger(__name__)
 
 # The time limit of queries made once, at the start.
-_ASKED = 5.0
+_QUERY_TIMEOUT = 5.0
 # Seconds between two queries of the nodes, for one of which a look waits: an administrator is in no hurry, and sinfo
 # costs 9 ms of a core.
 _NODES, _NODES_LIMIT = 3.0, 1.0
@@ -35,7 +35,7 @@ ELEMENTS = 500
 _ARRAYS = 32
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 # Ids per cancellation: far below the limit of a command line, and one call costs as much as for one job.
-_CANCELLED = 200
+_CANCEL_BATCH = 200
 
 
 class SlurmSite:
@@ -127,7 +127,7 @@ class SlurmSite:
             or parsing.element(job_id)[0] in self._arrays
             or is_orphan(row.comment)
         }
-        self._may_have_orphans = any(row.phase != OVER for row in rows.values())
+        self._may_have_orphans = any(row.phase != TERMINAL for row in rows.values())
         return rows
 
     async def unlisted(self, job_ids: Iterable[str]) -> dict[str, QueueRow | None]:
@@ -163,7 +163,7 @@ class SlurmSite:
         """
         text = await run("scontrol", "--oneliner", "show", "job")  # `squeue` may be older than the submission
         rows = parsing.scontrol_rows("\n".join(line for line in text.splitlines() if nonce in line))
-        live = (job_id for job_id, row in rows.items() if row.phase in (PENDING, STARTED))
+        live = (job_id for job_id, row in rows.items() if row.phase in (PENDING, EXECUTING))
         return next((parsing.element(job_id)[0] for job_id in live), None)
 
     async def learn(self) -> None:
@@ -177,7 +177,7 @@ class SlurmSite:
     async def _configuration(self, *words: str) -> str:
         """Return a part of SLURM's configuration; empty if it does not answer."""
         try:
-            async with asyncio.timeout(_ASKED):
+            async with asyncio.timeout(_QUERY_TIMEOUT):
                 return await run("scontrol", *words)
         except (RefusedError, TimeoutError) as error:
             logger.info("dask_ferro: scontrol %s: %r", " ".join(words), error)
@@ -198,9 +198,9 @@ class SlurmSite:
 
     async def cancel(self, job_ids: Sequence[str]) -> None:
         """Request the end of jobs; failures are logged, as the caller checks in any case."""
-        for at in range(0, len(job_ids), _CANCELLED):
+        for at in range(0, len(job_ids), _CANCEL_BATCH):
             try:
-                await run("scancel", *job_ids[at : at + _CANCELLED])
+                await run("scancel", *job_ids[at : at + _CANCEL_BATCH])
             except RefusedError as refused:
                 logger.warning("dask_ferro: scancel failed: %s", refused.words)
 

@@ -26,7 +26,7 @@ _PAUSE, _PAUSE_MOST = 0.5, 30.0
 # The number of attempts after an unknown refusal: 3.5 s.
 _TRIES = 4
 # Seconds between two queries for a submission without an answer.
-_ASKED = 2.0
+_QUERY_INTERVAL = 2.0
 # Kinds after which the job may be in the queue all the same: the answer was lost, `sbatch` was killed, or printed no
 # id.
 _UNSURE = (parsing.TRANSIENT, parsing.UNKNOWN)
@@ -208,7 +208,7 @@ class Submission:
                 logger.info("dask_ferro: scontrol: %s", refused.words)
             if self._is_closed:
                 return None
-            await self._sleep(_ASKED)
+            await self._sleep(_QUERY_INTERVAL)
 
     def _blame(self, batch: Sequence[BatchJob], words: str) -> None:
         self._tries(batch[0].pool).words = words

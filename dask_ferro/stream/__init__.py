@@ -22,12 +22,12 @@ import onnx
 
 from dask_ferro.errors import InputError, ModelError, UnsupportedOpError
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.model.bound import check_batch_size, with_batched
-from dask_ferro.lower.model.collection import Model, defaults_of, from_onnx, prepared_of
+from dask_ferro.lower.model.bound import check_batch_size, mark_batched
+from dask_ferro.lower.model.collection import Model, defaults_of, from_onnx, prepared_model_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.ends import Endpoints, Reading, check_places, endpoints_of, journal_folder
+from dask_ferro.stream.endpoints import Endpoints, Reading, check_places, endpoints_of, journal_folder
 from dask_ferro.stream.formats.csv import CsvOptions
 from dask_ferro.stream.formats.images import Preprocess
 from dask_ferro.stream.journal import Header, Journal, Start, hold_sinks
@@ -224,12 +224,12 @@ def _run(
     client: Any,
 ) -> Summary:
     graph = model if isinstance(model, Model) else from_onnx(model)
-    opened, title, defaults = prepared_of(graph), f"model {graph.name!r}", defaults_of(graph)
+    opened, title, defaults = prepared_model_of(graph), f"model {graph.name!r}", defaults_of(graph)
     batch_size = check_batch_size(batch_size if batch_size is not None else defaults.batch_size, title)
     ends = endpoints_of(opened.signature, source, sink, reading, title, client)
     journal = Journal(journal_folder(sink, ends.places))
     shapes = standins(opened.signature, ends.sources)
-    opened = with_batched(
+    opened = mark_batched(
         opened, shapes, batch_inputs if batch_inputs is not None else defaults.batch_inputs, is_cut=True
     )
     check_places(ends.paths, ends.places.values(), journal.folder)

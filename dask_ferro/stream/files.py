@@ -21,7 +21,7 @@ from dask.utils import natural_sort_key
 
 from dask_ferro import lines
 from dask_ferro.errors import InputError
-from dask_ferro.lower.prepared.remote import (
+from dask_ferro.lower.preparation.remote import (
     Address,
     error_text,
     is_address,
@@ -260,11 +260,11 @@ def _moved_stamp(info: Mapping[str, Any]) -> Stamp:
 def _stamp(info: Mapping[str, Any]) -> Stamp:
     if info.get("size") is None:
         raise OSError("the server does not tell its size")
-    marks = (f"{key} {_plain(info[key])}" for key in (*_MARKS, *_TIMES) if info.get(key))
+    marks = (f"{key} {_plain_time(info[key])}" for key in (*_MARKS, *_TIMES) if info.get(key))
     return Stamp(info["size"], next(marks, "a server that tells no more"))
 
 
-def _plain(value: Any) -> Any:
+def _plain_time(value: Any) -> Any:
     """Return a time in seconds where it is an object, since some listings have it so and others not."""
     return value.timestamp() if isinstance(value, datetime) else value
 

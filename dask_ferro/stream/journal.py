@@ -27,7 +27,7 @@ from dask_ferro.errors import InputError
 from dask_ferro.lock import SUFFIX as LOCK
 from dask_ferro.lock import held_error, record
 from dask_ferro.lock import hold_locks as held_paths
-from dask_ferro.lower.prepared.remote import is_address
+from dask_ferro.lower.preparation.remote import is_address
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.sinks import Sink, finished_chunks
@@ -35,7 +35,7 @@ from dask_ferro.stream.sinks import Sink, finished_chunks
 SUFFIX = ".ferro-progress"
 _FILE = "run.json"
 # Texts of an error are cut after so many letters: a remedy must not stand behind digests.
-_SHOWN = 300
+_MAX_LENGTH = 300
 
 
 class SinkPath(NamedTuple):
@@ -76,9 +76,9 @@ class Header:
     read: Mapping[str, list[str]] = field(default_factory=dict)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH // 2]}...{text[-_MAX_LENGTH // 2 :]}"
 
 
 class Start(NamedTuple):
@@ -150,7 +150,7 @@ class Journal:
     def check_same(self, was: Header, now: Header) -> None:
         """Raise `InputError` for other work than that of the run before."""
         pairs = {what: (was.work.get(what), now.work.get(what)) for what in {**was.work, **now.work}}
-        found = [f"{what} (was {_short(a)}, is {_short(b)})" for what, (a, b) in pairs.items() if a != b]
+        found = [f"{what} (was {_shorten(a)}, is {_shorten(b)})" for what, (a, b) in pairs.items() if a != b]
         if found:
             raise InputError(
                 f"{self.folder!r} is of another run: call ff.predict_files with the earlier arguments to resume it,"

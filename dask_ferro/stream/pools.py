@@ -27,8 +27,8 @@ from dask.system import CPU_COUNT
 from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.shipping import ask_about_files, ask_workers, unseen_content
 from dask_ferro.lower.portable import PortableCall
-from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.prepared.remote import is_address
+from dask_ferro.lower.preparation.model import PreparedModel
+from dask_ferro.lower.preparation.remote import is_address
 from dask_ferro.stream.formats import rows_of
 from dask_ferro.stream.formats.tables import compact, forget
 from dask_ferro.stream.window import LOOK_S

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from dask_ferro.errors import InputError
-from dask_ferro.lower.prepared.remote import is_address
+from dask_ferro.lower.preparation.remote import is_address
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.formats import pa, zarr

@@ -20,14 +20,14 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.graph.ir.nodes import value_bytes
 from dask_ferro.lower.inputs.tables import empty_results, read_table, result_columns
-from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.lower.prepared.remote import shown
+from dask_ferro.lower.preparation.model import PreparedModel
+from dask_ferro.lower.preparation.remote import mask
 from dask_ferro.lower.signature import Signature, check_arrays
 from dask_ferro.lower.worker.sessions import ModelRef
 from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks, batch_rows
-from dask_ferro.stream.ends import Endpoints
+from dask_ferro.stream.endpoints import Endpoints
 from dask_ferro.stream.formats import Array, check_numeric, pa, rows_of
 from dask_ferro.stream.formats.images import ImageRows
 from dask_ferro.stream.formats.tables import Schema, Table, digest_of
@@ -171,9 +171,9 @@ def missing_path(paths: Sequence[str]) -> str | None:
     for path in paths:
         try:
             if not files.exists(path):
-                return shown(path)
+                return mask(path)
         except (OSError, InputError) as error:
-            return f"{shown(path)} ({error})"
+            return f"{mask(path)} ({error})"
     return None
 
 

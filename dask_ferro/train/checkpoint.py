@@ -47,7 +47,7 @@ from dask_ferro.graph.sharding.parts import part as box_of
 from dask_ferro.lines import format_line, parse_line, put
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import ask_workers
-from dask_ferro.lower.ranks.sharded import ShardedArray
+from dask_ferro.lower.ranks.sharded_array import ShardedArray
 from dask_ferro.train.state import TrainingState
 
 _FORMAT = "dask_ferro checkpoint 3"

@@ -20,7 +20,7 @@ from dask_ferro.errors import InputError, did_you_mean, is_count
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
-from dask_ferro.lower.prepared.remote import is_address, without_secrets
+from dask_ferro.lower.preparation.remote import is_address, without_secrets
 from dask_ferro.train.batches import batches_of
 from dask_ferro.train.graphs import PRECISIONS, Loss, Metrics
 from dask_ferro.train.program import TrainingSpec, replace_rate

@@ -27,15 +27,15 @@ from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.calls import member_tuples
 from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.run import Step
-from dask_ferro.lower.ranks.sharded import CallOutputs, ShardedArray, persist
+from dask_ferro.lower.ranks.sharded_array import CallOutputs, ShardedArray, persist
 from dask_ferro.train.batches import Batch
 from dask_ferro.train.graphs import ROW_NUMBERS, STEP, Loss, Metrics, batch_graphs
 from dask_ferro.train.rates import RateOf
 from dask_ferro.train.state import leaves_of
-from dask_ferro.train.update import ENDS, ROWS, SCALE, UPDATED, BatchUpdate, LossScaler
+from dask_ferro.train.update import ENDS, ROWS, SCALE, UPDATE_FLAG, BatchUpdate, LossScaler
 
 # The metric that is the loss without its scale.
-_UNSCALED = "fit.loss"
+_UNSCALED_LOSS = "fit.loss"
 RATE, LOSS_SCALE = "fit.rate", "fit.scale"
 
 
@@ -138,7 +138,7 @@ class TrainingProgram:
         graphs = batch_graphs(recipe.loss, recipe.metrics, recipe.precision, params, first)
         self._is_scaled = recipe.scale is not None
         # No scale is fetched with the loss that the caller reads.
-        plain = {_UNSCALED: widen(graphs.loss)} if self._is_scaled else {}
+        plain = {_UNSCALED_LOSS: widen(graphs.loss)} if self._is_scaled else {}
         self.pipeline = parallelize(
             {LOSS: _scale_loss(graphs.loss, recipe), **plain, **graphs.metrics},
             params=params,
@@ -194,7 +194,7 @@ class TrainingProgram:
         if not self._is_scaled:
             return step
         metrics = dict(step.metrics)
-        return step._replace(loss=metrics.pop(_UNSCALED), metrics=metrics)
+        return step._replace(loss=metrics.pop(_UNSCALED_LOSS), metrics=metrics)
 
     def submit(self, steps: Sequence[Step]) -> list[Step]:
         """Return steps whose results are on workers, or will be: all of them are one flow, which is not waited for.
@@ -208,7 +208,7 @@ class TrainingProgram:
             raise InputError(
                 "fit: the client is asynchronous, and steps are waited for; use a synchronous client"
             )
-        numbers = [(step.loss, step.metrics, step.state.get(UPDATED)) for step in steps]
+        numbers = [(step.loss, step.metrics, step.state.get(UPDATE_FLAG)) for step in steps]
         apart = {leaf.token for leaf in leaves_of(numbers) if _is_lazy(leaf)}
         arrays = {leaf.token: leaf for leaf in leaves_of(steps) if _is_lazy(leaf)}
         names = {token: str(i) for i, token in enumerate(arrays)}
@@ -216,7 +216,7 @@ class TrainingProgram:
         tuples = member_tuples(named, [names[token] for token in apart], self.pipeline.workers)
         held = persist(client, CallOutputs(tuples)).arrays
         return [
-            pytree.like(step, [held[names[x.token]] if _is_lazy(x) else x for x in leaves_of(step)])
+            pytree.unflatten(step, [held[names[x.token]] if _is_lazy(x) else x for x in leaves_of(step)])
             for step in steps
         ]
 

@@ -18,9 +18,9 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor, asarray
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.ranks.sharded import ShardedArray, gather
+from dask_ferro.lower.ranks.sharded_array import ShardedArray, gather
 from dask_ferro.train.batches import Batch, as_array
-from dask_ferro.train.update import UPDATED
+from dask_ferro.train.update import UPDATE_FLAG
 
 
 class EarlyStopping(NamedTuple):
@@ -64,7 +64,7 @@ class TrainingState(NamedTuple):
     def arrays(self) -> dict[str, Any]:
         """Parameters and the update's state by name, without what no step reads."""
         named = [*named_leaves(self.params, "params"), *named_leaves(self.update, "state")]
-        return {name: leaf for name, leaf in named if name != f"state.{UPDATED}"}
+        return {name: leaf for name, leaf in named if name != f"state.{UPDATE_FLAG}"}
 
     @property
     def digest(self) -> str:
@@ -82,7 +82,7 @@ class TrainingState(NamedTuple):
             stopping = self.stopping
 
         def filled(tree: Tree, prefix: str) -> Tree:
-            return pytree.like(tree, [arrays.get(name, leaf) for name, leaf in named_leaves(tree, prefix)])
+            return pytree.unflatten(tree, [arrays.get(name, x) for name, x in named_leaves(tree, prefix)])
 
         params, update = filled(self.params, "params"), filled(self.update, "state")
         return self._replace(**{**record, "stopping": stopping, "params": params, "update": update})
@@ -103,7 +103,7 @@ def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Any]]:
 def fetch_all(tree: Tree) -> Tree:
     """Return a tree of arrays, not to be written to; sharded ones are fetched."""
     check_reachable(tree)
-    return pytree.like(tree, map(_read_only, leaves_of(gather(tree))))
+    return pytree.unflatten(tree, map(_read_only, leaves_of(gather(tree))))
 
 
 def check_reachable(tree: Tree) -> None:
@@ -149,7 +149,7 @@ def constants(params: Tree) -> Tree:
                 f"fit: params: {other!r} and {name!r} are one tensor; give it once, and use it twice in the loss"
             )
     counts = Counter(tensor.origin.name for tensor in tensors.values())
-    return pytree.like(
+    return pytree.unflatten(
         params,
         [
             asarray(_value(tensor), name=name) if counts[tensor.origin.name] > 1 else tensor

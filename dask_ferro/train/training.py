@@ -25,14 +25,14 @@ from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.lock import HeldLock
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.ranks.run import Step
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded_array import gather
 from dask_ferro.stream.progress import bar
 from dask_ferro.train import checkpoint
 from dask_ferro.train.batches import Batch, Batches
 from dask_ferro.train.program import StepInputs, TrainingProgram, TrainingSpec
 from dask_ferro.train.rates import rate_at
 from dask_ferro.train.state import EarlyStopping, TrainingState, check_reachable, fetch_all, values
-from dask_ferro.train.update import UPDATED
+from dask_ferro.train.update import UPDATE_FLAG
 
 # With a client, the seconds that a group of steps takes, the bytes of parameters and state that it may hold on workers,
 # those of its batches, which are in its graph, and the steps: each of them is written again where workers join
@@ -90,7 +90,7 @@ class _Group(NamedTuple):
 
     def computed(self) -> list[FitStep]:
         """Return the steps once they are computed; their numbers are fetched together, as they are in one result."""
-        numbers = gather([(step.loss, step.state.get(UPDATED, 1.0), step.metrics) for step in self.steps])
+        numbers = gather([(step.loss, step.state.get(UPDATE_FLAG, 1.0), step.metrics) for step in self.steps])
         return [
             FitStep(
                 inputs.epoch,

@@ -50,9 +50,9 @@ from dask_ferro.graph.tensor.tensor import Tensor, asarray, cast, input, widen
 # Arguments that the client gives with each batch: its rows (float32), and whether it ends its group (bool).
 ROWS, ENDS = "fit.rows", "fit.ends"
 # Entries of the state: the loss scale, and whether the last batch changed the parameters (1 or 0), which no step reads.
-SCALE, UPDATED = "scale", "updated"
+SCALE, UPDATE_FLAG = "scale", "updated"
 # The largest scale: its square root is far above the inverse of float16's smallest number (2^24).
-_MOST = 2.0**40
+_MAX_SCALE = 2.0**40
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class LossScaler:
     interval: int = 2000
 
     def __post_init__(self) -> None:
-        for name, least, most in (("initial", 1, _MOST), ("growth", 1, 2**16), ("backoff", 2.0**-16, 1)):
+        for name, least, most in (("initial", 1, _MAX_SCALE), ("growth", 1, 2**16), ("backoff", 2.0**-16, 1)):
             value = getattr(self, name)
             if not (least <= value <= most and frexp(value)[0] == 0.5):
                 raise InputError(
@@ -120,7 +120,7 @@ class BatchUpdate:
         if self.scale is not None:
             state |= {SCALE: _number(self.scale.initial), "good": _number(0.0)}
         if self.scale is not None or self.skips:
-            state[UPDATED] = _number(0.0)
+            state[UPDATE_FLAG] = _number(0.0)
         # A part without tensors (plain SGD) is no part of the tree.
         return {name: part for name, part in state.items() if not _is_empty(part)}
 
@@ -134,7 +134,7 @@ class BatchUpdate:
         if self.scale is not None:
             scale = state[SCALE]
             grads = pytree.map_leaves(lambda g: g / cast(scale, g.type.dtype), grads)
-        if UPDATED in state:
+        if UPDATE_FLAG in state:
             finite = all_finite(pytree.leaves(grads))
             conditions.append(finite)
             if self.scale is not None:
@@ -152,7 +152,7 @@ class BatchUpdate:
         if conditions:
             does = reduce(logical_and, conditions)
             moved, then = _choose(does, moved, params), _choose(does, then, before)
-            after[UPDATED] = where(does, _number(1.0), _number(0.0))
+            after[UPDATE_FLAG] = where(does, _number(1.0), _number(0.0))
         if not _is_empty(then):
             after["optimizer"] = then
         return moved, {name: after[name] for name in state}
@@ -198,7 +198,7 @@ def next_scale(how: LossScaler, scale: Tensor, good: Tensor, finite: Tensor) -> 
     """Return the scale and the count of finite steps in a row (`good`) after a step, elementwise; both are float32."""
     count = good + 1.0
     grows = logical_and(finite, count >= float(how.interval))
-    grown = minimum(scale * how.growth, asarray(np.float32(_MOST)))
+    grown = minimum(scale * how.growth, asarray(np.float32(_MAX_SCALE)))
     # At 1 the loss itself is infinite, or NaN: no scale helps.
     shrunk = maximum(scale * how.backoff, asarray(np.float32(1)))
     after = where(finite, where(grows, grown, scale), shrunk)

@@ -17,12 +17,12 @@ from rich.console import Console
 from dask_ferro.observe.facts import PACKAGES, ClusterFacts, ProcessFacts
 from dask_ferro.observe.findings import ClusterFinding, summary
 from dask_ferro.views.terminal import console, findings, grid
-from dask_ferro.words import many, size
+from dask_ferro.words import pluralize, size
 
 # Columns of a terminal that does not say.
 _COLUMNS = 100
 # Differing values of workers that a cell names.
-_MOST = 4
+_MAX_VALUES = 4
 _SILENT = "no answer"
 
 
@@ -35,9 +35,8 @@ def draw_check(facts: ClusterFacts, found: Sequence[ClusterFinding]) -> str:
 
 def show_check(out: Console, facts: ClusterFacts, found: Sequence[ClusterFinding]) -> None:
     """Print the table and the findings of a check."""
-    out.print(
-        grid(("", "client", "scheduler", many(len(facts.asked_workers), "worker")), list(rows(facts)), left=4)
-    )
+    columns = ("", "client", "scheduler", pluralize(len(facts.asked_workers), "worker"))
+    out.print(grid(columns, list(rows(facts)), left=4))
     out.print()
     out.print(findings(found), end="")
     out.print(summary(found), style="bold")
@@ -79,8 +78,8 @@ def count_texts(texts: Iterable[str]) -> str:
     counts = Counter(texts).most_common()
     if len(counts) < 2:
         return counts[0][0] if counts else "-"
-    told = ", ".join(f"{count} x {text}" for text, count in counts[:_MOST])
-    return f"{told} and others" if len(counts) > _MOST else told
+    told = ", ".join(f"{count} x {text}" for text, count in counts[:_MAX_VALUES])
+    return f"{told} and others" if len(counts) > _MAX_VALUES else told
 
 
 def _version(package: str, process: ProcessFacts) -> str:

@@ -12,7 +12,7 @@ from simulated.generators import build
 from dask_ferro.commands.replay import replay as command
 from dask_ferro.errors import InputError
 from dask_ferro.simulate.cluster import VirtualCluster, VirtualWorker
-from dask_ferro.simulate.compare import RECORDED, cluster_of, order_of, replay
+from dask_ferro.simulate.compare import RECORDED_ROW, cluster_of, order_of, replay
 from dask_ferro.simulate.engine import simulate
 from dask_ferro.trace import Trace, TracedTask
 from tests.runs import RUN, W0, W1
@@ -30,7 +30,7 @@ def recorded(tmp_path: Path) -> Path:
 
 def test_the_first_row_is_what_was_measured(recorded: Path) -> None:
     found = json.loads(invoke(str(recorded), "--policy", "informed,none,last-victim", "--json").stdout)
-    assert [row["policy"] for row in found["rows"]] == [RECORDED, "informed", "none", "last-victim"]
+    assert [row["policy"] for row in found["rows"]] == [RECORDED_ROW, "informed", "none", "last-victim"]
     first = found["rows"][0]
     assert (first["makespan"], first["confirmed"], first["refused"], first["bytes_moved"]) == (4.0, 1, 1, 200)
     assert (found["tasks"], found["workers"], found["threads"], found["lower_bound"]) == (3, 2, 3, 3.5)

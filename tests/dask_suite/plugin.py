@@ -22,13 +22,13 @@ from distributed import Client
 
 from dask_ferro.flow.member import share_of
 from dask_ferro.flow.task_cost import TaskCost
-from dask_ferro.lower.bundled import choice, expression
+from dask_ferro.lower.bundling import choice, expression
 from dask_ferro.scheduler import install
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.settings import Settings
 
 SECONDS, NBYTES = 1e-3, 100.0
-_stock_rewritten, _stock_enter, _stock_start = expression.rewritten, FlowRow.enter, Client._start
+_stock_rewritten, _stock_enter, _stock_start = expression.rewrite_graph, FlowRow.enter, Client._start
 
 
 def _log(**facts: object) -> None:
@@ -67,7 +67,7 @@ def _enter(row: FlowRow, state: str) -> None:
 def force_flows() -> None:
     """Let the schedulers of this process make a flow of each graph, or else bundles; idempotent."""
     choice.FLOW_ENOUGH = 1e9
-    expression.rewritten = _rewritten
+    expression.rewrite_graph = _rewritten
     FlowRow.enter = _enter  # type: ignore[method-assign]
 
 

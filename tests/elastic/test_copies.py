@@ -270,7 +270,7 @@ async def test_what_is_released_or_cancelled_is_gone_and_leaves_no_trace(p):
 @played("spot", "safe", every=3600.0)
 async def test_a_run_is_bounded_however_many_results_there_are(p, monkeypatch):
     """All were looked at in each: with 100,000 of them a scheduler stood still for two seconds."""
-    monkeypatch.setattr(module, "_MOST", 40)
+    monkeypatch.setattr(module, "_MAX_RESULTS", 40)
     where = [p.workers["spot"].address]
     held = await p.client.scatter({f"cheap-{i}": i for i in range(400)}, workers=where)
     dear = set(list(held)[::20])
@@ -330,5 +330,5 @@ def test_nothing_is_copied_when_nobody_says_any_more_who_may_be_preempted():
         pools.may_be = True
         until(exposed, "it to be told again")
         adaptive.stop()
-        patch.setattr(module, "_REPORTED", 0.5)
+        patch.setattr(module, "_REPORT_LIFETIME", 0.5)
         until(lambda: not exposed(), "it to forget them")

@@ -11,7 +11,7 @@ from distributed import Status, Worker, wait
 
 import dask_ferro as ff
 from dask_ferro.elastic import facts
-from dask_ferro.elastic.facts import PAUSED, scaling_facts
+from dask_ferro.elastic.facts import SPILL_TIME, scaling_facts
 from dask_ferro.elastic.site_jobs import SiteJob
 from dask_ferro.policy.scaling.facts import LEAVING, PENDING, RUNNING, Pool
 from tests.clusters import running
@@ -22,8 +22,8 @@ WORKER = {
     "threads": 2, "status": "running", "idle_for": 7.0, "paused_for": 0.0, "processing": 0, "nbytes": 100,
     "unique": 60, "free": 900, "ends_in": None, "resources": {}, "device": "cpu", "host": "h",
 }  # fmt: skip
-SHORT = {"status": "paused", "paused_for": PAUSED / 2}
-LONG = {"status": "paused", "paused_for": PAUSED}
+SHORT = {"status": "paused", "paused_for": SPILL_TIME / 2}
+LONG = {"status": "paused", "paused_for": SPILL_TIME}
 LEAVES = {"status": "closing_gracefully"}
 NEEDS = {"resources": {}, "workers": None, "device": None}
 
@@ -148,7 +148,7 @@ def test_tasks_that_nobody_takes_as_all_workers_pause_are_run_by_one_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before, five tiny tasks were not worth another job, and waited for ever."""
-    monkeypatch.setattr(facts, "PAUSED", 0.5)
+    monkeypatch.setattr(facts, "SPILL_TIME", 0.5)
     with (
         dask.config.set({"distributed.worker.memory.pause": False}),  # it would resume by itself
         running(1, processes=False) as client,

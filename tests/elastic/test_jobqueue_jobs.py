@@ -109,7 +109,7 @@ async def site():
         dask.config.set({"distributed.deploy.lost-worker-timeout": LOST_S}),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(providers, "_LOST", LOST_S)
+        patch.setattr(providers, "_CLOSE_TIMEOUT", LOST_S)
         queue = Queue()
         async with (
             JobQueueCluster(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.flow.hub import call_task
 from dask_ferro.flow.repeat import unroll
-from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Repeat, Share
+from dask_ferro.flow.run import FlowRun, InnerTask, Repeat, Share, TaskFailure
 from dask_ferro.flow.times import TaskTimes
 
 START, END = ("add-before", 0), ("ends-it", 0)
@@ -117,4 +117,4 @@ def test_members_give_what_a_loop_over_the_template_gives(seed: int) -> None:
     )
     (result,) = runs[0].results(unroll(shares[0]))
     expected = looped(calls, carry, inputs, start)
-    assert isinstance(result, Failed) if expected is None else result == expected
+    assert isinstance(result, TaskFailure) if expected is None else result == expected

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.flow.hub import call_task
-from dask_ferro.flow.run import Failed, FlowRun, InnerTask, Share
+from dask_ferro.flow.run import FlowRun, InnerTask, Share, TaskFailure
 from dask_ferro.flow.times import TaskTimes
 
 
@@ -128,7 +128,7 @@ def test_all_tasks_run_once_and_give_what_they_give_alone(seed: int) -> None:
     right = values_of(calls, outside)
     for m, share in enumerate(made):
         results = runs[workers[m]].results(share)
-        got = ["failed" if isinstance(value, Failed) else value for value in results]
+        got = ["failed" if isinstance(value, TaskFailure) else value for value in results]
         assert got == [right[key] for key in share.outputs]
 
 

@@ -109,7 +109,7 @@ def test_the_copy_that_workers_are_sent_is_what_was_loaded(tmp_path: Path, mappe
 
 
 def test_a_damaged_copy_in_the_store_is_written_again(tmp_path: Path):
-    from dask_ferro.lower.prepared.store import spool
+    from dask_ferro.lower.preparation.store import spool
 
     content = written(tmp_path, 0, "model").read_bytes()
     with dask.config.set({"ferro.store": str(tmp_path / "store")}):

@@ -68,7 +68,7 @@ def test_a_trace_of_tasks_without_spans_is_drawn(tmp_path: Path):
 def test_an_input_that_comes_later_is_left_out(tmp_path: Path):
     path = tmp_path / "run.ferrotrace"
     path.write_text(trace([task("a", after=["b", "a"]), task("b", after=["a"])]))
-    assert [spec.dependencies for spec in compare.recorded(str(path)).tasks] == [(), ("a",)]
+    assert [spec.dependencies for spec in compare.read_graph(str(path)).tasks] == [(), ("a",)]
 
 
 def workflow(seconds=1, parents=(), size=1):
@@ -110,5 +110,5 @@ def test_a_hostile_file_is_refused(tmp_path: Path, name: str, text: str, told: s
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InputError, match=told) as caught:
-        read_plan(path) if name == "plan.yaml" else compare.recorded(str(path))
+        read_plan(path) if name == "plan.yaml" else compare.read_graph(str(path))
     assert name in str(caught.value)

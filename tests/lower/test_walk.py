@@ -26,7 +26,7 @@ AGAIN = {
     "engines/onnxruntime/session.py": 4,
     "config.py": 3,
     "engines/cache.py": 4,  # of the open model, of the prepared one, of the compiled bundle
-    "lower/prepared/prepared.py": 3,  # the cache calls it back
+    "lower/preparation/model.py": 3,  # the cache calls it back
     "options.py": 2,
     "graph/model/source.py": 3,  # its bytes tell whether the model is open; if not, it is loaded
     "engines/selection.py": 2,

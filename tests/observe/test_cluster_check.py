@@ -16,7 +16,7 @@ from distributed import Client, wait
 
 import dask_ferro as ff
 from dask_ferro.lower.inputs import shipping
-from dask_ferro.observe import shipped
+from dask_ferro.observe import process_facts
 from dask_ferro.scheduler import worker_plugin as worker_plugin
 from dask_ferro.scheduler.plugin import NAME
 from dask_ferro.scheduler.scheduling import Scheduling
@@ -228,4 +228,4 @@ def test_the_names_of_the_plugins_are_those_that_are_looked_for():
         NAME,
         Scheduling.name,
         worker_plugin.NAME,
-    ) == (shipped.SCHEDULER_PLUGIN, shipped.SCHEDULING, shipped.WORKER_PLUGIN)
+    ) == (process_facts.SCHEDULER_PLUGIN, process_facts.SCHEDULING, process_facts.WORKER_PLUGIN)

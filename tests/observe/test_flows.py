@@ -118,7 +118,7 @@ def blocked() -> tuple[dict[Any, Any], list[Any]]:
 
 
 def test_a_flow_that_does_not_move_is_a_finding(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "_STILL_S", 0.5)
+    monkeypatch.setattr(rules, "_HANG_S", 0.5)
     graph, keys = blocked()
     futures = client.get(graph, keys, sync=False)
     found = until(lambda: [one for one in findings(client) if one["what"] == "flow"], "the finding")
@@ -127,7 +127,7 @@ def test_a_flow_that_does_not_move_is_a_finding(client: Client, monkeypatch: pyt
     Event(keys[0][0], client=client).set()
     assert len(client.gather(futures)) == WIDTH
     # The other member waited for the value of the task that was blocked, from about the flow's start on.
-    assert over(client, "ended").waited > rules._STILL_S / 2
+    assert over(client, "ended").waited > rules._HANG_S / 2
     until(lambda: not findings(client), "a healthy cluster", seen=lambda: findings(client))
 
 

@@ -13,7 +13,7 @@ from dask_ferro.observe.facts import (
     FailedTask,
     ProcessFacts,
     RunningTask,
-    Unplaced,
+    UnplacedTask,
     WorkerView,
 )
 from dask_ferro.observe.findings import fault
@@ -172,12 +172,12 @@ ROWS = [
         seen(IDLE._replace(silent_for=90.0), OTHER), [("hung", "warning", "for 90 s")], id="it has no tasks"
     ),
     pytest.param(
-        seen(BUSY._replace(silent_for=4.0), OTHER, unplaced=(Unplaced("a", 3.5, workers=("0",)),)),
+        seen(BUSY._replace(silent_for=4.0), OTHER, unplaced=(UnplacedTask("a", 3.5, workers=("0",)),)),
         [("hung", "warning", "worker 0"), ("waits", "warning", "0 only, and worker 0 did not report for 4 s")],
         id="the only worker of a task is silent",
     ),
     pytest.param(
-        seen(BUSY._replace(silent_for=31.0), unplaced=(Unplaced("a", 31.0),)),
+        seen(BUSY._replace(silent_for=31.0), unplaced=(UnplacedTask("a", 31.0),)),
         [("hung", "error", "worker 0"), ("no_eligible_worker", "error", "for 31 s: worker 0 did not report for 31 s")],
         id="all workers are silent for long",
     ),
@@ -252,39 +252,39 @@ ROWS = [
     ),
     # -- 6: tasks that no worker may run
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 1}),), unplaced_count=5),
+        seen(IDLE, unplaced=(UnplacedTask("a", 3.0, resources={"GPU": 1}),), unplaced_count=5),
         [("no_eligible_worker", "error", "a has waited for a worker for 3 s: it requires the resource GPU=1, and no"
           " worker declares that resource; likewise 4 more tasks")],
         id="a resource that no worker declares",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, resources={"GPU": 4}),), unplaced_count=1, resources={"GPU": 2}),
+        seen(IDLE, unplaced=(UnplacedTask("a", 3.0, resources={"GPU": 4}),), unplaced_count=1, resources={"GPU": 2}),
         [("no_eligible_worker", "error", "no worker has more than 2")],
         id="more of a resource than a worker has",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, "wrong_device", device="gpu"),), devices=("cpu",)),
+        seen(IDLE, unplaced=(UnplacedTask("a", 3.0, "wrong_device", device="gpu"),), devices=("cpu",)),
         [("no_eligible_worker", "error", "it requires a worker with a gpu, and all workers have only cpu")],
         id="a device class that is missing",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, workers=("gone",)),)),
+        seen(IDLE, unplaced=(UnplacedTask("a", 3.0, workers=("gone",)),)),
         [("no_eligible_worker", "error", "it may run at gone only, and no worker there takes it")],
         id="a worker that has left",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, hosts=("node7",)),)),
+        seen(IDLE, unplaced=(UnplacedTask("a", 3.0, hosts=("node7",)),)),
         [("no_eligible_worker", "error", "it may run at node7 only, and no worker there takes it")],
         id="a host without workers",
     ),
     pytest.param(
-        seen(IDLE, WorkerView("1", "paused"), unplaced=(Unplaced("a", 3.0, workers=("1",)),)),
+        seen(IDLE, WorkerView("1", "paused"), unplaced=(UnplacedTask("a", 3.0, workers=("1",)),)),
         [("no_eligible_worker", "error", "it may run at 1 only, and 1 is paused"),
          ("memory", "warning", "which paused")],
         id="a worker that is paused",
     ),
     pytest.param(
-        seen(IDLE, unplaced=(Unplaced("a", 3.0, "reserved_for_new_worker"),), unplaced_count=1),
+        seen(IDLE, unplaced=(UnplacedTask("a", 3.0, "reserved_for_new_worker"),), unplaced_count=1),
         [("waits", "slow", "it is held for a new worker")],
         id="held back for a reason",
     ),
@@ -309,7 +309,8 @@ HEALTHY = [
     pytest.param(seen(unserved=8.0, tasks=STARTS, decision={"time": 99.0}), id="the controller starts the first job"),
     pytest.param(seen(unserved=90.0, tasks=STARTS, decision={"jobs": {"booting": 1}}), id="a job is starting"),
     pytest.param(
-        seen(unserved=9.0, unplaced=(Unplaced("a", 3.0),), decision={"jobs": {"booting": 1}}), id="any worker would do"
+        seen(unserved=9.0, unplaced=(UnplacedTask("a", 3.0),), decision={"jobs": {"booting": 1}}),
+        id="any worker would do",
     ),
     pytest.param(seen(IDLE, tasks=STARTS), id="a cluster that has just started"),
     pytest.param(

@@ -21,7 +21,7 @@ from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.worker import task
 from dask_ferro.observe import op_recorder, tracing
 from dask_ferro.observe.tracing import Tracing
-from dask_ferro.policy.events import Arrived
+from dask_ferro.policy.events import StealCompleted
 from dask_ferro.scheduler.log import Log
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.scheduler.scheduling import Scheduling
@@ -134,8 +134,8 @@ def test_what_does_not_fit_is_counted(client: Client) -> None:
     assert t.trace.counts["dropped"] == 6
 
 
-def stolen(key: str, requested: float) -> Arrived:
-    return Arrived(key, "v", "t", requested, 1.0)
+def stolen(key: str, requested: float) -> StealCompleted:
+    return StealCompleted(key, "v", "t", requested, 1.0)
 
 
 def test_steals_that_do_not_fit_are_counted_too(client: Client) -> None:

@@ -113,7 +113,7 @@ def test_who_never_reaches_the_scheduler_is_told_with_node_address_network_and_l
 
 
 def test_a_pool_that_opens_again_goes_on_with_the_work_that_waited(broken, monkeypatch, tmp_path):
-    monkeypatch.setattr(pool, "_CLOSED", 2.0)
+    monkeypatch.setattr(pool, "_CLOSED_SECONDS", 2.0)
     site = broken()
     site.cluster.adapt(minimum=0, maximum=2, interval=0.3)
     future = site.client.submit(abs, -7)

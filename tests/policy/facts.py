@@ -9,17 +9,17 @@ from typing import NamedTuple
 from dask_ferro.policy.estimates import Link, Links
 from dask_ferro.policy.facts import Address, Key, Move, Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import Nobody, Placed, Placement, Wait
-from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState
+from dask_ferro.policy.placement import NoWorker, Placement, Wait, WorkerChoice
+from dask_ferro.policy.stealing.informed import Asks, Policy, StealingState
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.worker_load import Entry, WorkerLoad
 
 MB = 1_000_000
 
 
-def where(answer: Placement) -> Address | Wait | Nobody:
+def where(answer: Placement) -> Address | Wait | NoWorker:
     """The worker of a placed task, or why there is none."""
-    return answer.worker if isinstance(answer, Placed) else answer
+    return answer.worker if isinstance(answer, WorkerChoice) else answer
 
 
 class Stand(NamedTuple):
@@ -62,7 +62,7 @@ def stand(
 def snapshot(
     stands: Sequence[Stand],
     hungry: Iterable[str] | None = None,
-    asked: Asked | None = None,
+    asked: Asks | None = None,
     links: Links | None = None,
     hosts: Mapping[str, str] | None = None,
 ) -> Snapshot:

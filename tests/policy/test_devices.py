@@ -12,8 +12,8 @@ from dask_ferro.policy.candidates import Candidates
 from dask_ferro.policy.estimates import GUESS, Durations, Estimate, ResultSizes, Speed
 from dask_ferro.policy.facts import Replica, TaskFacts, Worker
 from dask_ferro.policy.ledger import Ledger
-from dask_ferro.policy.placement import Nobody, Placed, PlacementParameters, Wait
-from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters, StealingState
+from dask_ferro.policy.placement import NoWorker, PlacementParameters, Wait, WorkerChoice
+from dask_ferro.policy.stealing.informed import InformedPolicy, Policy, StealingParameters, StealingState
 from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import (
     MB,
@@ -207,14 +207,14 @@ def test_a_result_of_which_nobody_saw_the_like_is_thought_to_take(
         pytest.param(both("t", 1.0, 0.05, nbytes=MB), [gpu("g", room=0, most=MB, running=1.0)],
             Wait("device_memory_full"),
             id="waits where nothing else is"),
-        pytest.param(task("t"), [stand("c", accepts=False)], Nobody(), id="waits for no worker that is paused"),
+        pytest.param(task("t"), [stand("c", accepts=False)], NoWorker(), id="waits for no worker that is paused"),
         pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB), [stand("c"), gpu("g", room=MB, most=MB)], "c",
             id="never to a device that is too small"),
         pytest.param(both("t", 1.0, 0.05, nbytes=9 * MB, must="gpu"), [gpu("g", room=MB, most=MB)], "g",
             id="but where none is larger, to learn what it says"),
     ],
 )  # fmt: skip
-def test_a_ready_task(ready: TaskFacts, stands: list[Stand], wanted: str | Wait | Nobody) -> None:
+def test_a_ready_task(ready: TaskFacts, stands: list[Stand], wanted: str | Wait | NoWorker) -> None:
     assert where(PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {})) == wanted
 
 
@@ -246,7 +246,7 @@ def steps(stands: list[Stand], hungry: list[str], **facts: Any) -> list[Any]:
     """Moves of the informed policy."""
     hosts = {s.worker.address: s.worker.host for s in stands}
     seen = snapshot(stands, hungry, links=facts.pop("links", None), hosts=hosts)
-    return list(Informed(StealingParameters(**facts)).step(seen, StealingState()))
+    return list(InformedPolicy(StealingParameters(**facts)).step(seen, StealingState()))
 
 
 def queue(count: int, seconds: float = 0.1, **facts: Any) -> list[TaskFacts]:
@@ -298,7 +298,7 @@ def test_what_moves_to_a_device_fits_there_all_together(
         inputs = (Replica(MB // 2, frozenset("a")),) if reads else ()
         tasks.append(on_gpu(n, 0.1, nbytes=nbytes, inputs=inputs))
     thieves = [gpu(f"b{n}", room=room, most=5 * MB) for n, room in enumerate(rooms)]
-    policy: Policy = Informed(StealingParameters(reach=9.0)) if informed else LastVictim()
+    policy: Policy = InformedPolicy(StealingParameters(reach=9.0)) if informed else LastVictim()
     hungry = [thief.worker.address for thief in thieves]
     moves = decided(policy, [gpu("a", *tasks, running=0.1), *thieves], hungry=hungry)
     for thief, room in zip(thieves, rooms, strict=True):
@@ -323,7 +323,7 @@ def test_nobody_with_something_to_do_is_given_what_does_not_fit(
     ready = both("t", 1.0, 0.05, nbytes=nbytes, headroom=headroom)
     workers: list[Worker] = [s.worker for s in stands]
     answer = PLACEMENT.choose(ready, workers, free_links(), {})
-    if not isinstance(answer, Placed):
+    if not isinstance(answer, WorkerChoice):
         assert answer == Wait("device_memory_full")
         return
     worker = next(w for w in workers if w.address == answer.worker)

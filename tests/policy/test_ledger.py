@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dask_ferro.policy.estimates import GUESS, Links
 from dask_ferro.policy.facts import Key
-from dask_ferro.policy.idle_order import FEW
+from dask_ferro.policy.idle_order import SCAN_LIMIT
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.waits import look
 from tests.policy.facts import ledger
@@ -356,11 +356,11 @@ def test_an_empty_cluster_has_no_soonest_and_an_empty_snapshot() -> None:
 
 
 def test_a_book_that_nobody_reads_does_not_grow() -> None:
-    book = ledger({f"w{i}": 1 for i in range(FEW + 1)})
+    book = ledger({f"w{i}": 1 for i in range(SCAN_LIMIT + 1)})
     for turn in range(2000):
         assign(book, "w0", turn)
         book.finish(0.0, turn, 0.1)
-    assert FEW < sum(map(len, book._order._heaps.values())) <= 4 * (FEW + 1) + 64
+    assert SCAN_LIMIT < sum(map(len, book._order._heaps.values())) <= 4 * (SCAN_LIMIT + 1) + 64
 
 
 @pytest.mark.parametrize(

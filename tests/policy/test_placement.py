@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dask_ferro.policy.facts import TaskFacts
-from dask_ferro.policy.placement import Nobody, PlacementParameters
+from dask_ferro.policy.placement import NoWorker, PlacementParameters
 from tests.policy.facts import MB, Stand, free_links, needs, stand, task, where
 
 PLACEMENT = PlacementParameters(margin=0.002, light=MB)
@@ -22,8 +22,8 @@ def only(*addresses: str) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("ready", "stands", "wanted"),
     [
-        pytest.param(task("t"), [], Nobody(), id="nowhere in an empty cluster"),
-        pytest.param(task("t"), [stand("a", accepts=False)], Nobody(), id="not to a paused worker"),
+        pytest.param(task("t"), [], NoWorker(), id="nowhere in an empty cluster"),
+        pytest.param(task("t"), [stand("a", accepts=False)], NoWorker(), id="not to a paused worker"),
         pytest.param(task("t"), [stand("a", running=0.1), stand("b")], "b", id="where it starts first"),
         pytest.param(task("t", 1.0), [stand("a", slowness=3.0), stand("b", running=0.5)], "b",
             id="where it ends first"),
@@ -38,8 +38,8 @@ def only(*addresses: str) -> frozenset[str]:
         pytest.param(task("t", inputs=HELD), [stand("a", running=0.5), stand("b", running=0.01)], "b",
             id="where the transfer hides behind what runs"),
         pytest.param(task("t", allowed=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it must"),
-        pytest.param(task("t", allowed=only("c")), [stand("a"), stand("b")], Nobody(), id="nowhere, if it may not"),
-        pytest.param(task("t", allowed=only()), [stand("a")], Nobody(), id="nowhere, if nobody may"),
+        pytest.param(task("t", allowed=only("c")), [stand("a"), stand("b")], NoWorker(), id="nowhere, if it may not"),
+        pytest.param(task("t", allowed=only()), [stand("a")], NoWorker(), id="nowhere, if nobody may"),
         pytest.param(task("t", allowed=only("a"), preferred=only("b")), [stand("a"), stand("b")], "a",
             id="a must before a wish"),
         pytest.param(task("t", preferred=only("a")), [stand("a", running=9.0), stand("b")], "a", id="where it likes"),
@@ -51,7 +51,7 @@ def only(*addresses: str) -> frozenset[str]:
             id="a guess beside an idle worker, however fast the others are"),
     ],
 )  # fmt: skip
-def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | Nobody) -> None:
+def test_a_ready_task_goes(ready: TaskFacts, stands: list[Stand], wanted: str | NoWorker) -> None:
     assert where(PLACEMENT.choose(ready, [s.worker for s in stands], free_links(), {})) == wanted
 
 

@@ -9,14 +9,14 @@ import pytest
 from dask_ferro.policy.facts import TaskFacts
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.policy.placement import PlacementParameters, Wait
-from dask_ferro.policy.stealing.informed import Informed, Policy, StealingParameters
+from dask_ferro.policy.stealing.informed import InformedPolicy, Policy, StealingParameters
 from dask_ferro.policy.stealing.last_victim import LastVictim
 from tests.policy.facts import MB, Stand, decided, free_links, ledger, needs, stand, task, ways, where
 
 SPARE = 1.0
 PLACEMENT = PlacementParameters(margin=0.002, light=MB, spare=SPARE)
 PARAMETERS = StealingParameters(threshold=0.01, reach=0.1, margin=0.002, shortest=0.002, spare=SPARE)
-INFORMED = Informed(PARAMETERS)
+INFORMED = InformedPolicy(PARAMETERS)
 # Of 8 s, whose input takes 1 s to move; and one of unknown duration.
 LONG = task("t", 8.0)
 HELD = task("t", 8.0, inputs=(needs(100 * MB, "a"),))

@@ -23,12 +23,12 @@ import dask_ferro as ff
 from dask_ferro.errors import InputError
 from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.member import is_ours, pick, run_share
-from dask_ferro.lower.bundled.recent import Way
+from dask_ferro.lower.bundling.recent import Way
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import NAME, part_of
 from tests.clusters import on_cluster
-from tests.lower.bundled.graphs import share
+from tests.lower.bundling.graphs import share
 from tests.waiting import BOUND_S, until, until_async
 
 MS = 1e-3

@@ -15,13 +15,13 @@ from distributed.scheduler import TaskState
 import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.member import is_ours, share_of
-from dask_ferro.lower.bundled import choice
+from dask_ferro.lower.bundling import choice
 from dask_ferro.lower.upstream import GraphNode, Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import part_of
 from tests.clusters import on_cluster
-from tests.lower.bundled import graphs
-from tests.lower.bundled.graphs import NAMES, random_graph, random_wanted
+from tests.lower.bundling import graphs
+from tests.lower.bundling.graphs import NAMES, random_graph, random_wanted
 from tests.waiting import until_async
 
 DISTURBANCES = ("none", "kill", "cancel", "fail", "restrict", "resources", "overlap")

@@ -136,7 +136,7 @@ def test_a_recording_that_is_full_ends_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.decisions"
-    monkeypatch.setattr(decision_log, "_MOST", 3 * len(ONE.line()))
+    monkeypatch.setattr(decision_log, "_MAX_BYTES", 3 * len(ONE.line()))
     log = DecisionLog(str(path))
     with caplog.at_level(logging.WARNING, decision_log.__name__):
         for _ in range(9):
@@ -150,7 +150,7 @@ def test_a_recording_that_is_full_ends_with_one_warning(
 def test_decisions_that_the_thread_has_no_time_for_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_log, "_PENDING", 10)
+    monkeypatch.setattr(decision_log, "_MAX_PENDING", 10)
     goes_on = Event()
     write = DecisionLog._write
 

@@ -27,7 +27,7 @@ from dask_ferro.policy.estimates import Estimate
 from dask_ferro.policy.ledger import Ledger
 from dask_ferro.scheduler import calibration
 from dask_ferro.scheduler.annotations import (
-    NOTHING,
+    NO_WISH,
     Wish,
     estimate_of,
     prefer_device,
@@ -51,16 +51,16 @@ PATIENCE_S = 20.0
 @pytest.mark.parametrize(
     ("annotation", "wanted"),
     [
-        pytest.param(None, NOTHING, id="nothing"),
+        pytest.param(None, NO_WISH, id="nothing"),
         pytest.param({"prefer": "gpu"}, Wish("", "gpu"), id="a preference"),
         pytest.param({"require": "cpu"}, Wish("cpu", ""), id="a requirement"),
         pytest.param({"device-bytes": 1e6}, Wish(nbytes=1_000_000), id="bytes"),
-        pytest.param({"device-bytes": -1}, NOTHING, id="no bytes below zero"),
-        pytest.param({"device-bytes": float("inf")}, NOTHING, id="nor without end"),
-        pytest.param({"prefer": "tpu"}, NOTHING, id="no device that there is none of"),
+        pytest.param({"device-bytes": -1}, NO_WISH, id="no bytes below zero"),
+        pytest.param({"device-bytes": float("inf")}, NO_WISH, id="nor without end"),
+        pytest.param({"prefer": "tpu"}, NO_WISH, id="no device that there is none of"),
         pytest.param({"region": "encoder/1", "regions": (("encoder*", "require", "gpu"),)}, Wish("gpu"),
             id="its region's"),
-        pytest.param({"region": "decoder", "regions": (("encoder*", "require", "gpu"),)}, NOTHING,
+        pytest.param({"region": "decoder", "regions": (("encoder*", "require", "gpu"),)}, NO_WISH,
             id="no other region's"),
         pytest.param({"region": "a", "regions": (("*", "prefer", "cpu"), ("a", "require", "gpu"))}, Wish("", "cpu"),
             id="the first rule's that matches"),
@@ -366,7 +366,8 @@ def test_stock_dask_takes_half_as_long_again(heterogeneous: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    find_spec("cupy") is None or calibration.detected() != "gpu", reason="needs CuPy and a GPU that it sees"
+    find_spec("cupy") is None or calibration.detect_device() != "gpu",
+    reason="needs CuPy and a GPU that it sees",
 )
 def test_a_gpu_says_what_it_is() -> None:
     cupy = importlib.import_module("cupy")

@@ -12,10 +12,10 @@ from distributed import Event
 import dask_ferro as ff
 from dask_ferro.elastic.controller import action_event, action_text
 from dask_ferro.observe.top import take_snapshot
-from dask_ferro.policy.events import Settled
+from dask_ferro.policy.events import RequestSettled
 from dask_ferro.policy.scaling.facts import Submit
 from dask_ferro.scheduler.events import TOPIC, Events
-from dask_ferro.scheduler.log import ACTIONS, PLACES, RECEIVED, Log
+from dask_ferro.scheduler.log import ACTIONS, PLACES, TRANSFER_FIELDS, Log
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.scheduler.scheduling import Scheduling
 from tests.clusters import on_cluster
@@ -90,7 +90,7 @@ async def test_an_event_is_small_whatever_was_moved_and_one_tick_publishes_one(c
     for i in range(5000):
         stealing.counts["confirmed"] += 1
         pair = f"tcp://victim:{i}", "tcp://thief:1"
-        stealing.records.moves.append(Settled(("x", i), *pair, "confirmed", 1.0, 0.0, 0.0))
+        stealing.records.moves.append(RequestSettled(("x", i), *pair, "confirmed", 1.0, 0.0, 0.0))
     events.tick()
     events.tick()
     (event,) = published(scheduler, "steal")
@@ -134,7 +134,7 @@ async def test_what_workers_received_is_counted_by_class_of_link_and_survives_th
     value = client.submit(lambda: bytes(100_000), workers=[one], key="made")
     await client.submit(len, value, workers=[other], key="fetched")
     counts = scheduler.extensions["stealing"].records.counts
-    transfers, nbytes, seconds = (counts[f"received_{what}"] for what in RECEIVED)
+    transfers, nbytes, seconds = (counts[f"received_{what}"] for what in TRANSFER_FIELDS)
     await until_async(lambda: transfers["host"], "a heartbeat that tells of the transfer")
     assert (transfers["host"], nbytes["host"] >= 100_000, seconds["host"] > 0) == (1, True, True)
     assert (transfers["hosts"], nbytes["hosts"], seconds["hosts"]) == (0, 0, 0.0)
@@ -151,7 +151,7 @@ def test_a_workers_counts_that_restart_are_counted_on() -> None:
     log.received(beat(2, 5), beat(1, 2))
     log.received(beat(1, 1), beat(2, 5))
     log.received(beat(1, 1), beat(1, 1))  # of an earlier installation
-    assert [log.counts[f"received_{what}"]["host"] for what in RECEIVED] == [6, 600, 2.0]
+    assert [log.counts[f"received_{what}"]["host"] for what in TRANSFER_FIELDS] == [6, 600, 2.0]
 
 
 @on_cluster(installed=True)

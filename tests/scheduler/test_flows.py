@@ -21,8 +21,8 @@ import dask_ferro as ff
 from dask_ferro.flow.costs import MeasuredTasks
 from dask_ferro.flow.hub import Hub, Void, hub_of
 from dask_ferro.flow.worker import VOID
-from dask_ferro.lower.bundled import choice
-from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices
+from dask_ferro.lower.bundling import choice
+from dask_ferro.lower.bundling.recent import GraphPlans, RecentChoices
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.flow_log import FlowRow

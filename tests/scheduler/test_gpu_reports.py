@@ -57,7 +57,7 @@ def test_a_gpu_that_cupy_sees_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     with dask.config.set({"ferro.worker.device": "auto"}):
         FakeCupy().install(monkeypatch)
-        assert calibration.detected() == "gpu"
+        assert calibration.detect_device() == "gpu"
 
 
 async def test_a_heartbeat_in_the_middle_of_measuring_loses_no_figure(

@@ -33,7 +33,7 @@ from dask_ferro.observe.snapshot import snapshot
 from dask_ferro.stream.pools import ClientPool
 from tests.clusters import running
 from tests.graphs import mlp
-from tests.lower.bundled.graphs import share
+from tests.lower.bundling.graphs import share
 from tests.waiting import BOUND_S, ended, until
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 
 import dask_ferro as ff
-from dask_ferro.policy.events import Arrived
+from dask_ferro.policy.events import StealCompleted
 from dask_ferro.scheduler.log import Log, Ring
 from dask_ferro.scheduler.plugin import part_of
 from dask_ferro.scheduler.recorder import trace_of
@@ -62,8 +62,8 @@ def workers(shared: LocalCluster) -> list[str]:
     return sorted(w.address for w in shared.workers.values())
 
 
-def arrived(key: Any, victim: str, thief: str, requested: float, started: float) -> Arrived:
-    return Arrived(key, victim, thief, requested, started - requested)
+def arrived(key: Any, victim: str, thief: str, requested: float, started: float) -> StealCompleted:
+    return StealCompleted(key, victim, thief, requested, started - requested)
 
 
 def slept(seconds: float, *inputs: object) -> bytes:

@@ -17,10 +17,10 @@ from tests.clusters import on_cluster
 @pytest.fixture
 def hide(monkeypatch):
     """Let the installed version lack a name."""
-    needed = dict(upstream._NEEDED)
+    needed = dict(upstream._PRIVATE_NAMES)
 
     def without(owner):
-        monkeypatch.setattr(upstream, "_NEEDED", {**needed, owner: f"{needed[owner]} gone"})
+        monkeypatch.setattr(upstream, "_PRIVATE_NAMES", {**needed, owner: f"{needed[owner]} gone"})
 
     return without
 

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster, Worker
 
 from dask_ferro.policy.estimates import SENDS, Links
 from dask_ferro.scheduler import calibration as speeds
-from dask_ferro.scheduler.worker_plugin import MEASURE, METRIC, NAME, FerroWorker, Report, sent
+from dask_ferro.scheduler.worker_plugin import MEASURE, METRIC, NAME, FerroWorker, Report, transfers_of
 from tests.clusters import running
 from tests.waiting import until
 
@@ -62,7 +62,7 @@ def test_figures_reach_the_scheduler(cluster: LocalCluster, client: Client) -> N
     for row in published(cluster):
         assert set(row) == {"address", "device", "flops", "bandwidth", "beat", "transfers", "received"}
         assert row["address"] in cluster.scheduler.workers
-        assert row["device"] == speeds.detected()
+        assert row["device"] == speeds.detect_device()
         assert row["flops"] > 1e8
         assert row["bandwidth"] > 1e8
 
@@ -192,25 +192,25 @@ HOSTS = {"tcp://a:1": "a", "tcp://a:2": "a", "tcp://b:1": "b"}
     ],
 )
 def test_transfers_are_samples_of_their_link(transfers: list[Any], wanted: list[Any]) -> None:
-    assert sent({"address": "tcp://a:1", "transfers": transfers}, HOSTS) == wanted
+    assert transfers_of({"address": "tcp://a:1", "transfers": transfers}, HOSTS) == wanted
 
 
 def test_a_worker_that_left_has_no_samples() -> None:
-    assert sent({"address": "tcp://gone:1", "transfers": [("tcp://a:1", 10, 0.5)]}, HOSTS) == []
+    assert transfers_of({"address": "tcp://gone:1", "transfers": [("tcp://a:1", 10, 0.5)]}, HOSTS) == []
 
 
 def test_links_learn_from_samples() -> None:
     links = Links()
     before = links.classes["hosts"].bandwidth
     row = {"address": "tcp://a:1", "transfers": [("tcp://b:1", 10**9, 0.103)] * 100}
-    for sample in sent(row, HOSTS):
+    for sample in transfers_of(row, HOSTS):
         links.add(*sample)
     assert before == 0.3e9
     assert links.classes["hosts"].bandwidth == pytest.approx(1e10, rel=0.01)
 
 
 def test_a_real_measurement_is_plausible() -> None:
-    flops, bandwidth = speeds.measured("cpu")
+    flops, bandwidth = speeds.measure_speed("cpu")
     assert 1e8 < flops < 1e14
     assert 1e8 < bandwidth < 1e13
 
@@ -225,7 +225,7 @@ def test_workers_behind_nannies_and_those_that_come_later() -> None:
         client.cluster.scale(2)
         client.wait_for_workers(2, timeout=60)
         rows = published(client.cluster)
-        assert {row["device"] for row in rows} == {speeds.detected()}
+        assert {row["device"] for row in rows} == {speeds.detect_device()}
         assert set(client.run(_interval).values()) == {SENDS}
         client.unregister_worker_plugin(NAME)
         assert set(client.run(_interval).values()) == {STOCK_SENDS}

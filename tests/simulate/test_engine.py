@@ -11,7 +11,7 @@ from dask_ferro.policy.placement import PlacementParameters
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate.clock import Clock, Cores, Line, Process
 from dask_ferro.simulate.cluster import Change, VirtualCluster, VirtualWorker
-from dask_ferro.simulate.engine import Stuck
+from dask_ferro.simulate.engine import StuckError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.simulate.virtual_tasks import Roots, depth_first, jobs_of
 
@@ -316,7 +316,7 @@ def test_who_joins_is_given_what_is_queued():
 
 
 def test_a_cluster_without_workers_is_stuck():
-    with pytest.raises(Stuck, match=r"3 tasks are left, 'inc-0' among them"):
+    with pytest.raises(StuckError, match=r"3 tasks are left, 'inc-0' among them"):
         simulate(independent(3, 1.0), cluster(1, changes=[Change(0.5, "kill", "w0")]))
 
 

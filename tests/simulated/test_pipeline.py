@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from simulated.pipeline import StageSeconds, bubbles, peaks, simulate
 
 from dask_ferro.graph.pipeline.action import Action
-from dask_ferro.graph.pipeline.named import NAMES
-from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.schedules import NAMES
+from dask_ferro.graph.pipeline.schedules import make_schedule as named_schedule
 from dask_ferro.simulate.compare import of_trace
 from dask_ferro.trace import Trace
 from tests.graph.pipeline.schedules import feasible, known_ones, makespan

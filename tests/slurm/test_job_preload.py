@@ -204,7 +204,7 @@ async def _closed(scheduler, process):
 
 async def _twice(scheduler, process):
     terminate(process)
-    await asyncio.sleep(1.5 * term._SAME)
+    await asyncio.sleep(1.5 * term._FORWARD)
 
 
 @pytest.mark.cluster
@@ -285,7 +285,7 @@ def test_a_worker_outlives_sigterm_by(again):
         began = time.monotonic()
         process.terminate()
         if again:
-            time.sleep(1.5 * term._SAME)
+            time.sleep(1.5 * term._FORWARD)
             assert process.poll() is None
             process.terminate()
         assert process.wait(20) == -signal.SIGTERM

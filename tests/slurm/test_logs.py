@@ -74,7 +74,7 @@ def test_neither_a_pipe_nor_a_file_system_that_hangs_is_waited_for(tmp_path, mon
     os.mkfifo(tmp_path / "pipe")
     log = asyncio.run(last_output(f"#SBATCH -o {tmp_path}/pipe\n", "w", job("7")))
     assert log.brief() == f"its log {tmp_path}/pipe does not exist"
-    monkeypatch.setattr(logs, "_READ", 0.05)
+    monkeypatch.setattr(logs, "_READ_TIMEOUT", 0.05)
 
     async def test():
         never_set = asyncio.Event()

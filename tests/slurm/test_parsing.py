@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from dask_ferro.slurm import parsing
 from dask_ferro.slurm.parsing import (
     ENDING,
-    HELD,
+    EXECUTING,
+    HOLD,
     LIMIT,
-    OVER,
     PENDING,
     PERMANENT,
-    STARTED,
+    TERMINAL,
     TRANSIENT,
     UNKNOWN,
     QueueRow,
@@ -85,7 +85,7 @@ def test_lines_that_are_no_job_are_left_out():
 def test_whatever_is_printed_is_read(text):
     for job_id, row in parsing.rows(text).items():
         assert row.job_id == job_id
-        assert row.phase in (PENDING, STARTED, HELD, ENDING, OVER)
+        assert row.phase in (PENDING, EXECUTING, HOLD, ENDING, TERMINAL)
 
 
 @pytest.mark.parametrize(
@@ -93,22 +93,22 @@ def test_whatever_is_printed_is_read(text):
     [
         ("PENDING", "Resources", PENDING),
         ("PENDING", "PartitionConfig", PENDING),
-        ("PENDING", "JobHeldUser", HELD),
-        ("PENDING", "JobHeldAdmin", HELD),
-        ("PENDING", "job requeued in held state", HELD),
-        ("PENDING", "launch_failed_requeued_held", HELD),
-        ("PENDING", "JobHoldMaxRequeue", HELD),
-        ("PENDING", "user_env_retrieval_failed_requeued_held", HELD),
+        ("PENDING", "JobHeldUser", HOLD),
+        ("PENDING", "JobHeldAdmin", HOLD),
+        ("PENDING", "job requeued in held state", HOLD),
+        ("PENDING", "launch_failed_requeued_held", HOLD),
+        ("PENDING", "JobHoldMaxRequeue", HOLD),
+        ("PENDING", "user_env_retrieval_failed_requeued_held", HOLD),
         ("PENDING", "QOSUsageThreshold", PENDING),
         ("PENDING", "ReqNodeNotAvail, UnavailableNodes:threshold[1-2]", PENDING),
-        ("SPECIAL_EXIT", "", HELD),
-        ("CONFIGURING", "", STARTED),
-        ("SUSPENDED", "", STARTED),
-        ("A_STATE_OF_TOMORROW", "", STARTED),
+        ("SPECIAL_EXIT", "", HOLD),
+        ("CONFIGURING", "", EXECUTING),
+        ("SUSPENDED", "", EXECUTING),
+        ("A_STATE_OF_TOMORROW", "", EXECUTING),
         ("COMPLETING", "", ENDING),
-        ("NODE_FAIL", "", OVER),
-        ("TIMEOUT", "TimeLimit", OVER),
-        ("CANCELLED", "", OVER),
+        ("NODE_FAIL", "", TERMINAL),
+        ("TIMEOUT", "TimeLimit", TERMINAL),
+        ("CANCELLED", "", TERMINAL),
     ],
 )
 def test_states_are_phases(state, reason, phase):

@@ -97,7 +97,7 @@ async def given_back(heard: Callable[[], None]) -> tuple[bool, str]:
 
 def test_a_job_that_may_be_in_the_queue_is_not_given_back_before_that_is_known(command, monkeypatch) -> None:
     """Once it was forgotten, and counted for nothing while it ran."""
-    monkeypatch.setattr("dask_ferro.slurm.submit_queue._ASKED", 0.1)
+    monkeypatch.setattr("dask_ferro.slurm.submit_queue._QUERY_INTERVAL", 0.1)
     command("sbatch", f"{NOTED}\n{refuses('Socket timed out on send/recv operation')}")
     command("scontrol", "exit 1")
     assert asyncio.run(given_back(lambda: command("scontrol", TOLD))) == (False, "77")
@@ -155,7 +155,7 @@ async def test_without_slurm_the_missing_command_is_named(command, monkeypatch, 
 
 
 async def test_nothing_is_submitted_again_while_nobody_says_what_became_of_it(command, monkeypatch) -> None:
-    monkeypatch.setattr("dask_ferro.slurm.submit_queue._ASKED", 0.1)
+    monkeypatch.setattr("dask_ferro.slurm.submit_queue._QUERY_INTERVAL", 0.1)
     calls = command("sbatch", f"{NOTED}\n{refuses('Socket timed out on send/recv operation')}")
     asked = command("scontrol", "exit 1")
     async with submitting() as (submission, job):

@@ -22,9 +22,9 @@ import pytest
 import zarr
 
 import dask_ferro as ff
-from dask_ferro.lower.prepared.remote import error_text, web_failure, without_secrets
+from dask_ferro.lower.preparation.remote import error_text, web_failure, without_secrets
 from dask_ferro.stream import files
-from dask_ferro.stream.ends import check_places
+from dask_ferro.stream.endpoints import check_places
 from dask_ferro.stream.journal import AddressLock, SinkPath, hold_sinks
 from tests.clusters import running
 from tests.each import every

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import dask_ferro as ff
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.ends import open_source, sinks_by_name, sources_by_name
+from dask_ferro.stream.endpoints import open_source, sinks_by_name, sources_by_name
 from dask_ferro.stream.formats import rows_of
 from dask_ferro.stream.formats.arrays import open_npy
 from dask_ferro.stream.sinks import Sink, check_kind

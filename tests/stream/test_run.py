@@ -19,7 +19,7 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
-from dask_ferro.stream.ends import Endpoints, journal_folder, open_source, sinks_by_name
+from dask_ferro.stream.endpoints import Endpoints, journal_folder, open_source, sinks_by_name
 from dask_ferro.stream.journal import Journal
 from dask_ferro.stream.work import StreamJob, Work, run_chunk
 from tests.each import every

@@ -15,7 +15,7 @@ import dask_ferro as ff
 import dask_ferro.tensor as ft
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor.pytree import paths
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded_array import gather
 from dask_ferro.train import checkpoint
 from dask_ferro.train import training as training_module
 from tests.clusters import on_cluster

@@ -22,7 +22,7 @@ import dask_ferro as ff
 import dask_ferro.tensor as ft
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.regions import REMAT_KEY
-from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from dask_ferro.graph.pipeline.schedules import NAMES, usual_chunks
 from tests.each import every
 from tests.pairs import covering
 from tests.train.nets import FSDP, PLANS, data, dropped, leaves, loss, params, ran, same_bits

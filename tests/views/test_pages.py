@@ -31,7 +31,7 @@ from dask_ferro.observe.dashboard_state import (
 )
 from dask_ferro.observe.findings import ClusterFinding
 from dask_ferro.observe.summary import FLOW_COLUMNS, Overview, TaskProgress
-from dask_ferro.policy.events import Settled, Settlement
+from dask_ferro.policy.events import RequestSettled, Settlement
 from dask_ferro.scheduler.events import ScaleEvent
 from dask_ferro.scheduler.flow_log import FlowRow
 from dask_ferro.scheduler.log import Log, Sample
@@ -73,7 +73,7 @@ async def status(scheduler: Scheduler, path: str) -> int:
 def log_of(moves: Sequence[tuple[float, Settlement, str, str]]) -> Log:
     log = Log({})
     for at, outcome, victim, thief in moves:
-        log.moves.append(Settled(f"k-{at}", victim, thief, outcome, at, 2.0, 0.5))
+        log.moves.append(RequestSettled(f"k-{at}", victim, thief, outcome, at, 2.0, 0.5))
     return log
 
 
@@ -119,8 +119,8 @@ def test_who_moved_little_is_summed_up_as_others() -> None:
     moves = [(0.0, "confirmed", f"v{n}", "thief") for n in range(40) for _ in range(2 if n < 10 else 1)]
     flows = dashboard_state._flows(SimpleNamespace(workers={}), log_of(moves).moves.since()[0])
     assert sum(f.moves for f in flows) == 50
-    assert len({f.victim for f in flows}) == dashboard_state.PAIRED
-    assert next(f for f in flows if f.victim == "others").moves == 40 - (dashboard_state.PAIRED - 1)
+    assert len({f.victim for f in flows}) == dashboard_state.MATRIX_SIZE
+    assert next(f for f in flows if f.victim == "others").moves == 40 - (dashboard_state.MATRIX_SIZE - 1)
 
 
 def test_stealing_is_drawn_as_it_is_given() -> None:

@@ -20,7 +20,7 @@ from dask_ferro.policy.scaling.facts import Job, Name, ScalingFacts
 from dask_ferro.policy.scheduling_core import SchedulingSettings
 from dask_ferro.simulate import virtual_tasks as tasks
 from dask_ferro.simulate.cluster import VirtualCluster
-from dask_ferro.simulate.engine import Stuck, VirtualSite
+from dask_ferro.simulate.engine import StuckError, VirtualSite
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph
 from dask_ferro.simulate.virtual_scheduler import WorkerRecord
 from dask_ferro.trace import Trace
@@ -125,7 +125,7 @@ class ElasticDriver:
     def _tick(self) -> None:
         scheduler = self.scheduler
         if self._clock.now > self.limit:
-            raise Stuck(f"{scheduler.remaining} tasks are left after {self.limit:.0f} s")
+            raise StuckError(f"{scheduler.remaining} tasks are left after {self.limit:.0f} s")
         scheduler.retry()
         acts = {facts.Cancel: self._cancel, facts.Drain: self._drain}
         for action in self.controller.decide(self.staff(), scheduler):

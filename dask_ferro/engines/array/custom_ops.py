@@ -10,7 +10,7 @@ from functools import cache
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Fn, Kernel, Op
-from dask_ferro.graph.ir.dtypes import ANY
+from dask_ferro.graph.ir.dtypes import DTYPES
 
 _SET_TIMER_SLACK, _GET_TIMER_SLACK = 29, 30  # linux/prctl.h
 
@@ -55,4 +55,4 @@ def _sleep(xp: Namespace, op: Op) -> Fn:
     return fn
 
 
-TABLE: dict[str, Kernel] = {"Sleep": Kernel(_sleep, (ANY,))}
+TABLE: dict[str, Kernel] = {"Sleep": Kernel(_sleep, (DTYPES,))}

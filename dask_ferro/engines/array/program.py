@@ -24,7 +24,7 @@ import onnx_ir as ir
 from dask_ferro.engines import Array, Namespace, OpHook
 from dask_ferro.engines.array.kernel import Fn, Kernel, Op
 from dask_ferro.engines.array.table import find
-from dask_ferro.engines.device.oom import ran_out
+from dask_ferro.engines.device.oom import is_out_of_memory
 from dask_ferro.errors import UnsupportedOpError
 from dask_ferro.graph.ir.domain import STANDARD_DOMAINS
 
@@ -182,7 +182,7 @@ class Program:
             "omitted" if name is None else f"{name}: {_type_of(value)}"
             for name, value in zip(unit.inputs, given, strict=True)
         ]
-        kind = MemoryError if ran_out(error) else RuntimeError
+        kind = MemoryError if is_out_of_memory(error) else RuntimeError
         return kind(
             f"node {unit.node.name!r} ({unit.node.op_type}, opset {self._opset}) failed: "
             f"{type(error).__name__}: {error}; inputs: {', '.join(told) or 'none'}"

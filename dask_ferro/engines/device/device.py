@@ -31,9 +31,9 @@ DTYPES = frozenset(np.dtype(code).name for code in np.typecodes["AllInteger"] + 
 _TF32 = "CUPY_TF32"
 # A download of at least 256 KiB goes to page-locked memory, which a GPU writes several times as fast; at most 2 GiB of
 # it are in use, since it is taken from all processes.
-_SMALLEST, _LOCKED = 256 << 10, 2 << 30
+_MIN_PINNED, _MAX_PINNED = 256 << 10, 2 << 30
 # CuPy's pool rounds each allocation up to a multiple of these bytes.
-_ROUNDED = 512
+_POOL_MULTIPLE = 512
 
 
 class Memory(NamedTuple):
@@ -162,7 +162,7 @@ class CupyDevice(Device):
         with self._lock:
             while self._unlocked:
                 self._locked -= self._unlocked.popleft()
-            if nbytes < _SMALLEST or self._locked + size > _LOCKED:
+            if nbytes < _MIN_PINNED or self._locked + size > _MAX_PINNED:
                 return None
             self._locked += size
         import cupyx
@@ -180,7 +180,7 @@ class CupyDevice(Device):
     def allocation(self, array: Array) -> int:
         # The array's own allocation is larger by the rounding at most; a view's base by more.
         size = int(array.data.mem.size)
-        return size if size - array.nbytes >= _ROUNDED else int(array.nbytes)
+        return size if size - array.nbytes >= _POOL_MULTIPLE else int(array.nbytes)
 
     def memory(self) -> Memory:
         with self._device:

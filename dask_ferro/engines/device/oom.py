@@ -22,11 +22,11 @@ _WORDS = (
 )
 
 
-def ran_out(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an error, or one of its causes, means that memory ran out.
 
-    >>> ran_out(MemoryError()), ran_out(RuntimeError("bad_alloc")), ran_out(ValueError("bad_alloc"))
-    (True, True, False)
+    >>> [is_out_of_memory(e) for e in (MemoryError(), RuntimeError("bad_alloc"), ValueError("bad_alloc"))]
+    [True, True, False]
     """
     while error is not None:
         is_theirs = type(error) is RuntimeError or type(error).__module__.partition(".")[0] in _PACKAGES

@@ -31,7 +31,7 @@ from numpy.typing import DTypeLike
 from dask_ferro.engines import Array
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.device.device import Device
-from dask_ferro.engines.device.oom import ran_out
+from dask_ferro.engines.device.oom import is_out_of_memory
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -245,7 +245,7 @@ class Residency:
             with self._turn(), self._reading(reads):
                 return self._finished(compute, then)
         except Exception as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
         # Outside the handler, because arrays that the error's frames reference have to be freed first.
         with self._turn(alone=True), self._reading(reads):

@@ -26,9 +26,9 @@ from dask_ferro.graph.ir.nodes import attribute_of, input_of
 # From this version on Resize, ReduceSum and Unsqueeze have the inputs that are written here.
 _OPSET = 13
 # Below this many elements Where takes as long as the nodes that replace it, 5 us.
-_SMALL = 2048
+_SMALL_SIZE = 2048
 # Integers below it are exact in float32.
-_EXACT = 2**24
+_EXACT_LIMIT = 2**24
 # A matrix product for each place in a result: 49 in the gradient of a kernel of 7 x 7.
 _MOST_PLACES = 64
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -101,7 +101,7 @@ def _write_where(node: ir.Node, out: _NodesInPlace) -> None:
     """
     condition, *both = node.inputs
     zeros = [i for i, value in enumerate(both) if _is_zero(value)]
-    if condition is None or len(zeros) != 1 or _elements(node.outputs[0]) < _SMALL:
+    if condition is None or len(zeros) != 1 or _elements(node.outputs[0]) < _SMALL_SIZE:
         return
     value = both[1 - zeros[0]]
     if value is None or value.const_value is not None or value.dtype not in _FLOATS:
@@ -163,7 +163,7 @@ def _max_pool(node: ir.Node, out: _NodesInPlace) -> None:
     # In the order of the tensor, from the window's first element.
     offsets = np.arange(kernel[0])[:, None] * space[1] + np.arange(kernel[1])
     most = int(offsets[-1, -1]) + 1
-    if covered[0] > space[0] or covered[1] > space[1] or most >= _EXACT:
+    if covered[0] > space[0] or covered[1] > space[1] or most >= _EXACT_LIMIT:
         return
     windows = list(kernel)
     # Declared like the forward's pool, whose maxima ONNX Runtime then reuses.

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from dask_ferro.graph.ir.dtypes import INDEX, INTEGER, SIGNED, D
+from dask_ferro.graph.ir.dtypes import INDEX, INTEGER, SIGNED_INTS, D
 from dask_ferro.graph.ir.nodes import attribute_of, has_default_cell, input_of
 
 # The largest weights whose values are read: divisors, exponents and bounds, mostly scalars.
@@ -27,7 +27,7 @@ _LOOKED_AT_BYTES = 1 << 20
 _FLOATS = (D.FLOAT, D.DOUBLE)
 
 
-class Wrong(NamedTuple):
+class Bug(NamedTuple):
     """A known defect of an engine: `when(node, opset)` returns whether a node below opset `before` is affected."""
 
     op: str
@@ -39,13 +39,13 @@ class Wrong(NamedTuple):
     extremes: bool = False
 
 
-Defects: TypeAlias = Mapping[tuple[str, str], Sequence[Wrong]]
+Defects: TypeAlias = Mapping[tuple[str, str], Sequence[Bug]]
 
 
-def _by_operator(*rows: Wrong) -> Defects:
+def _by_operator(*rows: Bug) -> Defects:
     """Return the rows of each operator, by domain and name."""
     # A mapping, because each node is looked up three times.
-    found: defaultdict[tuple[str, str], list[Wrong]] = defaultdict(list)
+    found: defaultdict[tuple[str, str], list[Bug]] = defaultdict(list)
     for row in rows:
         found[row.domain, row.op].append(row)
     return dict(found)
@@ -58,9 +58,9 @@ def _rows(
     *,
     before: float = inf,
     extremes: bool = False,
-) -> Iterator[Wrong]:
+) -> Iterator[Bug]:
     """Yield the rows of a defect that several operators share."""
-    return (Wrong(op, when, seen, before=before, extremes=extremes) for op in ops)
+    return (Bug(op, when, seen, before=before, extremes=extremes) for op in ops)
 
 
 def _has_input(node: ir.Node, position: int) -> bool:
@@ -83,7 +83,7 @@ def _rank(node: ir.Node) -> int | None:
     return None if value is None or value.shape is None else len(value.shape)
 
 
-def _of(*dtypes: ir.DataType) -> Callable[[ir.Node, int], bool]:
+def _has(*dtypes: ir.DataType) -> Callable[[ir.Node, int], bool]:
     """Return a predicate on the first input's dtype."""
     return lambda node, opset: _dtype(node) in dtypes
 
@@ -104,7 +104,7 @@ def _may_trap(node: ir.Node, opset: int) -> bool:
     if dtype not in INTEGER:
         return False
     divisor = _weight_value(node, 1)
-    return divisor is None or bool((divisor == 0).any() or (dtype in SIGNED and (divisor == -1).any()))
+    return divisor is None or bool((divisor == 0).any() or (dtype in SIGNED_INTS and (divisor == -1).any()))
 
 
 def _mixes_dtypes(node: ir.Node, opset: int) -> bool:
@@ -144,21 +144,21 @@ def _trains(node: ir.Node, opset: int) -> bool:
 _RECURRENT = ("GRU", "LSTM", "RNN")
 
 ONNXRUNTIME = _by_operator(
-    Wrong("Attention", _of(D.FLOAT16), "causal fp16 differs"),
-    Wrong("Attention", lambda n, v: _has_input(n, 6), "nonpad_kv_seqlen: refuses the padded mask"),
-    Wrong("Attention", lambda n, v: _has_output(n, 3), "qk_matmul_output with bias and causal mask differs"),
-    Wrong("ConvInteger", lambda n, v: any(attribute_of(n, "pads", ())), "refuses padding"),
+    Bug("Attention", _has(D.FLOAT16), "causal fp16 differs"),
+    Bug("Attention", lambda n, v: _has_input(n, 6), "nonpad_kv_seqlen: refuses the padded mask"),
+    Bug("Attention", lambda n, v: _has_output(n, 3), "qk_matmul_output with bias and causal mask differs"),
+    Bug("ConvInteger", lambda n, v: any(attribute_of(n, "pads", ())), "refuses padding"),
     *_rows(("DFT", "STFT"), _always, "differs on the suite's own signals"),
     *_rows(_RECURRENT, lambda n, v: bool(attribute_of(n, "layout", 0)), "refuses layout=1"),
-    *_rows(("GRU", "LSTM"), _of(D.DOUBLE), "registered, and refuses doubles when it runs"),
-    Wrong(
+    *_rows(("GRU", "LSTM"), _has(D.DOUBLE), "registered, and refuses doubles when it runs"),
+    Bug(
         "MeanVarianceNormalization", lambda n, v: _dtype(n) != D.FLOAT, "has its body's kernels, and refuses"
     ),
-    Wrong("RMSNormalization", _mixes_dtypes, "returns the scale's dtype, where inference has the input's"),
-    Wrong("LRN", lambda n, v: _rank(n) not in (None, 4), "refuses every rank but 4"),
-    Wrong("MaxUnpool", lambda n, v: _has_input(n, 2), "output_shape differs"),
-    *_rows(("ReduceMax", "ReduceMin"), _of(D.BOOL), "refuses an empty set of bool"),
-    Wrong(
+    Bug("RMSNormalization", _mixes_dtypes, "returns the scale's dtype, where inference has the input's"),
+    Bug("LRN", lambda n, v: _rank(n) not in (None, 4), "refuses every rank but 4"),
+    Bug("MaxUnpool", lambda n, v: _has_input(n, 2), "output_shape differs"),
+    *_rows(("ReduceMax", "ReduceMin"), _has(D.BOOL), "refuses an empty set of bool"),
+    Bug(
         "Resize",
         lambda n, v: (
             attribute_of(n, "coordinate_transformation_mode", "half_pixel") == "align_corners"
@@ -171,29 +171,29 @@ ONNXRUNTIME = _by_operator(
         _scatters_what_it_lacks,
         "refuses most reductions of float16 and bool",
     ),
-    Wrong("StringNormalizer", _always, "requires an en_US locale on the machine"),
-    Wrong("Dropout", lambda n, v: _has_input(n, 2), "training mode: another random mask"),
-    Wrong("BatchNormalization", _trains, "writes the running mean over its weight: the next run differs"),
+    Bug("StringNormalizer", _always, "requires an en_US locale on the machine"),
+    Bug("Dropout", lambda n, v: _has_input(n, 2), "training mode: another random mask"),
+    Bug("BatchNormalization", _trains, "writes the running mean over its weight: the next run differs"),
     # ONNX Runtime raises for an integer divided by 0, even if nothing is divided; min / -1 is a SIGFPE.
     *_rows(("Div", "Mod"), _may_trap, "int32, int64: min by -1 is SIGFPE"),
-    *_rows(("ArgMax", "ArgMin"), _of(*_FLOATS), "skips a NaN that is not first", extremes=True),
-    *_rows(("ReduceMax", "ReduceMin"), _of(*_FLOATS), "drops a NaN, depending on its place", extremes=True),
-    Wrong("TopK", _of(*_FLOATS), "places a NaN anywhere, not as the largest", extremes=True),
-    Wrong("Hardmax", _of(*_FLOATS), "returns zeros, or another place, for a row with NaN", extremes=True),
-    Wrong("LogSoftmax", _of(D.DOUBLE), "returns numbers for a row with NaN, -inf next to inf", extremes=True),
-    Wrong("Sign", _of(D.FLOAT16), "returns 0 for NaN", extremes=True),
-    Wrong("Clip", _bound_may_be_nan, "ignores a bound of NaN", extremes=True),
-    Wrong("Shrink", lambda n, v: _dtype(n) != D.FLOAT, "computes doubles and integers in float32"),
-    Wrong("Pow", _of(*INTEGER), "int64: through a double, 3**39 ends in 256 for 267", extremes=True),
+    *_rows(("ArgMax", "ArgMin"), _has(*_FLOATS), "skips a NaN that is not first", extremes=True),
+    *_rows(("ReduceMax", "ReduceMin"), _has(*_FLOATS), "drops a NaN, depending on its place", extremes=True),
+    Bug("TopK", _has(*_FLOATS), "places a NaN anywhere, not as the largest", extremes=True),
+    Bug("Hardmax", _has(*_FLOATS), "returns zeros, or another place, for a row with NaN", extremes=True),
+    Bug("LogSoftmax", _has(D.DOUBLE), "returns numbers for a row with NaN, -inf next to inf", extremes=True),
+    Bug("Sign", _has(D.FLOAT16), "returns 0 for NaN", extremes=True),
+    Bug("Clip", _bound_may_be_nan, "ignores a bound of NaN", extremes=True),
+    Bug("Shrink", lambda n, v: _dtype(n) != D.FLOAT, "computes doubles and integers in float32"),
+    Bug("Pow", _has(*INTEGER), "int64: through a double, 3**39 ends in 256 for 267", extremes=True),
     *_rows(
         ("ReduceSum", "ReduceL1", "ReduceProd", "ReduceSumSquare"),
-        _of(*INDEX),
+        _has(*INDEX),
         "int64: through a double, 2**53 + 1 is lost; saturates",
         extremes=True,
     ),
-    Wrong("ReduceL2", _of(*INDEX), "omits the root of large integers", extremes=True),
-    Wrong("ReduceMean", _reduces_nothing, "returns 0, not NaN, as the mean of no elements", extremes=True),
-    Wrong("ReduceLogSumExp", _of(*_FLOATS), "returns -inf for the smallest number", extremes=True),
+    Bug("ReduceL2", _has(*INDEX), "omits the root of large integers", extremes=True),
+    Bug("ReduceMean", _reduces_nothing, "returns 0, not NaN, as the mean of no elements", extremes=True),
+    Bug("ReduceLogSumExp", _has(*_FLOATS), "returns -inf for the smallest number", extremes=True),
 )
 
 
@@ -218,15 +218,15 @@ REFERENCE = _by_operator(
         _NO_TEXTS, _has_texts, "pads with the number 0, stops at a NUL, has Python's numbers and expressions"
     ),
     *(
-        Wrong(op, lambda n, v: attribute_of(n, "post_transform", "NONE") != "NONE", "lacks it", "ai.onnx.ml")
+        Bug(op, lambda n, v: attribute_of(n, "post_transform", "NONE") != "NONE", "lacks it", "ai.onnx.ml")
         for op in _REGRESSORS
     ),
     *(
-        Wrong(op, _always, "has no such operator", "ai.onnx.ml")
+        Bug(op, _always, "has no such operator", "ai.onnx.ml")
         for op in ("CastMap", "CategoryMapper", "ZipMap")
     ),
-    Wrong("LabelEncoder", _looks_up_other_keys, "matches no NaN, has no default of its own", "ai.onnx.ml"),
-    Wrong(
+    Bug("LabelEncoder", _looks_up_other_keys, "matches no NaN, has no default of its own", "ai.onnx.ml"),
+    Bug(
         "StringNormalizer",
         lambda n, v: str(attribute_of(n, "locale", ""))[:2] in ("tr", "az", "lt"),
         "changes case as in English",
@@ -237,18 +237,18 @@ REFERENCE = _by_operator(
         "uses one axis where opset < 13 means all axes from `axis`",
         before=13,
     ),
-    Wrong("LRN", _always, "sums over the wrong axis"),
+    Bug("LRN", _always, "sums over the wrong axis"),
     *_rows(
         _RECURRENT,
         lambda n, v: not has_default_cell(n),
         "ignores clip, activations, input_forget and sequence_lens",
     ),
-    Wrong("Scatter", _always, "has no such operator"),
-    Wrong("BatchNormalization", _trains, "uses the running statistics for the batch's", before=14),
-    Wrong("Loop", lambda n, v: not _has_input(n, 1), "makes no trip without a condition"),
-    Wrong("Scan", _always, "reads the optional first input of opset 8 as a state", before=9),
-    Wrong("Gradient", _always, "has no such operator", "ai.onnx.preview.training"),
-    Wrong(
+    Bug("Scatter", _always, "has no such operator"),
+    Bug("BatchNormalization", _trains, "uses the running statistics for the batch's", before=14),
+    Bug("Loop", lambda n, v: not _has_input(n, 1), "makes no trip without a condition"),
+    Bug("Scan", _always, "reads the optional first input of opset 8 as a state", before=9),
+    Bug("Gradient", _always, "has no such operator", "ai.onnx.preview.training"),
+    Bug(
         "ReduceSumSquare",
         lambda n, v: _dtype(n) in INTEGER - {D.INT64},
         "returns 64 bits for narrower types",
@@ -262,11 +262,11 @@ UNLIKE = _by_operator(
     *_rows(
         ("MaxPool", "GlobalMaxPool"), _always, "NaN in a window: ONNX Runtime skips it, the table does not"
     ),
-    Wrong("LRN", _always, "NaN, inf: ONNX Runtime's running sum keeps them for the following channels"),
+    Bug("LRN", _always, "NaN, inf: ONNX Runtime's running sum keeps them for the following channels"),
     *_rows(
         _RECURRENT, _always, "NaN in the input: ONNX Runtime clips its activations, which makes it a number"
     ),
-    Wrong("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
-    Wrong("DynamicQuantizeLinear", _always, "NaN: other scales"),
+    Bug("QuantizeLinear", _always, "NaN: the smallest integer, or 0"),
+    Bug("DynamicQuantizeLinear", _always, "NaN: other scales"),
     *_rows(("Cast", "CastLike"), _always, "floats beyond the integers: undefined in ONNX"),
 )

@@ -73,10 +73,10 @@ def grad(loss: Tensor, params: Tree) -> Tree:
     for tensor in (loss, *leaves):
         if not tensor.is_floating:
             raise InputError(f"grad: {tensor!r} is not floating point, so it has no gradient")
-    with regions.set_region(regions.current()._replace(phase=regions.BACKWARD)):
+    with regions.set_region(regions.current_region()._replace(phase=regions.BACKWARD)):
         seed = ones_like(loss)
     gradients = _pull_back([(loss, seed)], leaves)
-    return pytree.like(
+    return pytree.unflatten(
         params, [zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)]
     )
 

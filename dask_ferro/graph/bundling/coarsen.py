@@ -20,12 +20,12 @@ from math import inf
 
 import numpy as np
 
-from dask_ferro.graph.bundling.partition import Floats, Ints, Quotient, merged
+from dask_ferro.graph.bundling.partition import Floats, Ints, Quotient, merge
 
 # Up to so many pieces, each grain merges the graph afresh, which balances best; beyond that, it takes too long.
 SMALL = 4096
-# A round that leaves more of the pieces than this is the last; one that leaves more than `LITTLE` packs whole levels.
-FEW, FEW_OF_LARGE, LITTLE = 0.95, 0.8, 0.9
+# A round that leaves more of the pieces than this is the last; one that leaves more than `PACKING` packs whole levels.
+MIN_SHRINKAGE, LARGE_SHRINKAGE, PACKING = 0.95, 0.8, 0.9
 # Grains up to which a chain is merged: what cuts it gains only where chains do not divide by the workers.
 CHAIN = 4
 # A share of a grain: equal shares of the work that fill a grain exactly must not need one more bin.
@@ -48,7 +48,7 @@ def series(base: Quotient, grains: Sequence[float], how: Limits) -> Iterator[Quo
     """Yield partitions from fine to coarse, one for each grain in seconds, ascending, that merges more."""
     finer = base
     for grain in grains:
-        q = coarsened(base if len(base) <= SMALL else finer, grain, how)
+        q = coarsen(base if len(base) <= SMALL else finer, grain, how)
         if len(q) < len(finer):
             yield q
         finer = q
@@ -56,21 +56,21 @@ def series(base: Quotient, grains: Sequence[float], how: Limits) -> Iterator[Quo
             return
 
 
-def coarsened(q: Quotient, grain: float, how: Limits) -> Quotient:
+def coarsen(q: Quotient, grain: float, how: Limits) -> Quotient:
     """Return `q` with pieces merged until they are worth about a grain, or a round merges few."""
     while True:
         before = len(q)
-        q = _along(_along(q, grain, how, down=True), grain, how, down=False)
+        q = _merge_chains(_merge_chains(q, grain, how, down=True), grain, how, down=False)
         if how.are_levels_merged:
-            q, level = _across(q, _levels(q), grain, kin=True)
+            q, level = _merge_level(q, _levels(q), grain, kin=True)
             # Last, since this gives up parallel work of other parts: only when the merges above find little more.
-            if len(q) > LITTLE * before:
-                q, level = _across(q, level, grain, kin=False)
-        if len(q) > (FEW if before <= SMALL else FEW_OF_LARGE) * before:
+            if len(q) > PACKING * before:
+                q, level = _merge_level(q, level, grain, kin=False)
+        if len(q) > (MIN_SHRINKAGE if before <= SMALL else LARGE_SHRINKAGE) * before:
             return q
 
 
-def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
+def _merge_chains(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
     """Merge pieces into those that they wait for (`down`), or that wait for them.
 
     A piece that waits for a cluster for which nothing else waits joins it as the next link of a chain; others join up
@@ -129,10 +129,10 @@ def _along(q: Quotient, grain: float, how: Limits, *, down: bool) -> Quotient:
     number = np.cumsum(np.bincount(made, minlength=n) > 0) - 1
     if number[-1] == n - 1:
         return q
-    return merged(q, number[made] if down else number[-1] - number[made])
+    return merge(q, number[made] if down else number[-1] - number[made])
 
 
-def _across(q: Quotient, level: Ints, grain: float, *, kin: bool) -> tuple[Quotient, Ints]:
+def _merge_level(q: Quotient, level: Ints, grain: float, *, kin: bool) -> tuple[Quotient, Ints]:
     """Merge pieces of a level up to a grain, side by side those that read most from the same piece, or only them.
 
     Also return the levels of what was made, which are those of its pieces.
@@ -172,7 +172,7 @@ def _across(q: Quotient, level: Ints, grain: float, *, kin: bool) -> tuple[Quoti
     heads = heads[np.argsort(level[heads], kind="stable")]
     rank = np.empty(len(q), np.int64)
     rank[heads] = np.arange(len(heads))
-    return merged(q, rank[head]), level[heads]
+    return merge(q, rank[head]), level[heads]
 
 
 def _groups(columns: Sequence[Ints | Floats]) -> Ints:

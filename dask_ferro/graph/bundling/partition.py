@@ -2,13 +2,13 @@
 
 `Dag` holds all that a partition is made from: seconds of each node, bytes of each edge, and edges that must not be
 cut.  `Quotient` is a partition of it together with the graph between its pieces; pieces are numbered in topological
-order, so a loop over ``range(len(q))`` is a forward sweep.  `merged` contracts further and refuses to make a cycle.
+order, so a loop over ``range(len(q))`` is a forward sweep.  `merge` contracts further and refuses to make a cycle.
 
     nodes   0 ─ 1 ─ 3        piece of   0 1 2 3          pieces   0 ─ 1
              ╲ 2 ╱           node       0 0 0 1
 
 A partition without a cycle between its pieces is what "convex" means here: a piece can run as one task, because
-everything that it needs can be ready before it starts.  `scheduled` projects it by list scheduling.  Durations are
+everything that it needs can be ready before it starts.  `schedule` projects it by list scheduling.  Durations are
 seconds, sizes bytes, both floats; nothing here decides anything or knows ONNX, and ties break by number.
 """
 
@@ -81,10 +81,10 @@ class Quotient:
 
 def finest(dag: Dag, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
     """Return one piece for each node, but one for nodes that must not be cut apart."""
-    return _labelled(dag, _contracted(len(dag.seconds), dag.glued), kinds, shares)
+    return _label_pieces(dag, _contract(len(dag.seconds), dag.glued), kinds, shares)
 
 
-def _labelled(dag: Dag, label: Ints, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
+def _label_pieces(dag: Dag, label: Ints, kinds: Ints | None = None, shares: Floats | None = None) -> Quotient:
     none, seconds = np.zeros(len(label)), np.asarray(dag.seconds, np.float64)
     shares = none if shares is None else shares
     return _quotient(
@@ -92,7 +92,7 @@ def _labelled(dag: Dag, label: Ints, kinds: Ints | None = None, shares: Floats |
     )
 
 
-def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
+def make_quotient(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
     """Return the quotient of `dag` by bundles in topological order; ValueError where they are no such partition."""
     n = len(dag.seconds)
     label = np.full(n, -1, np.int64)
@@ -101,10 +101,10 @@ def partitioned(dag: Dag, bundles: Sequence[Sequence[int]]) -> Quotient:
     total = sum(map(len, bundles))
     if total != n or (label < 0).any():
         raise ValueError(f"bundles: got {total} nodes, wanted each of {n} exactly once")
-    return _labelled(dag, label)
+    return _label_pieces(dag, label)
 
 
-def merged(q: Quotient, label: Ints) -> Quotient:
+def merge(q: Quotient, label: Ints) -> Quotient:
     """Return `q` with the pieces of each label merged; labels are 0, 1, ... in a topological order."""
     return _quotient(label[q.piece_of], label, q.seconds, q.shares, q.kinds, q.rows)
 
@@ -153,7 +153,7 @@ def _quotient(
     )
 
 
-def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
+def _contract(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
     """Label nodes so that glued ones agree: a pair takes all that lies between the two, so no cycle arises."""
     begins = np.zeros(n + 1, np.int64)
     for src, dst in glued:
@@ -174,7 +174,7 @@ def _contracted(n: int, glued: Sequence[tuple[int, int]]) -> Ints:
 
 # A piece that reads some results of another is sent all of them if that is at most so many bytes more for each one
 # that it reads: a task that picks one takes as long.
-MORE = 2 << 20
+PICK_BYTES = 2 << 20
 # How often the bytes of inputs count where a task is placed: at 1, a piece moves to any worker that is free for less
 # than its inputs take alone, and 64 workers were projected to move 140 times what they do.
 BURDEN = 10.0
@@ -263,14 +263,14 @@ def _upward_rank(q: Quotient, overheads: Overheads) -> list[float]:
     return rank
 
 
-def handed_out(q: Quotient) -> Floats:
+def output_bytes(q: Quotient) -> Floats:
     """Return for each piece the bytes that other pieces read from it."""
     value, src, _, size = q.rows
     first = np.unique(value, return_index=True)[1]
     return np.bincount(src[first], weights=size[first], minlength=len(q)).astype(np.float64)
 
 
-def as_sent(q: Quotient, overheads: Overheads) -> Quotient:
+def price(q: Quotient, overheads: Overheads) -> Quotient:
     """Return a quotient with the bytes that are sent over its edges, and the seconds of tasks that pick results.
 
     A piece that reads some results of another is sent all of them, or a task for each picks it.
@@ -278,17 +278,17 @@ def as_sent(q: Quotient, overheads: Overheads) -> Quotient:
     value, src, dst, _ = q.rows
     if not len(src):
         return q
-    total = handed_out(q)[q.src]
+    total = output_bytes(q)[q.src]
     row_edge = np.searchsorted(q.src * len(q) + q.dst, src * len(q) + dst)
     read = np.bincount(row_edge, minlength=len(q.src))
-    whole = total - q.size <= MORE * read
+    whole = total - q.size <= PICK_BYTES * read
     picked = ~whole[row_edge]
     first = np.unique(value[picked], return_index=True)[1]
     picks = np.bincount(src[picked][first], minlength=len(q))
     return replace(q, seconds=q.seconds + overheads.task_s * picks, size=np.where(whole, total, q.size))
 
 
-def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | None = None) -> Schedule:
+def schedule(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | None = None) -> Schedule:
     """Return the projected schedule of a quotient, by upward rank or in the order of `ranks`."""
     hop, dispatch, per_s = overheads.hop_s, overheads.dispatch_s, overheads.bytes_per_s
     # Flat lists, since one for each piece costs more than the schedule itself.
@@ -399,7 +399,7 @@ def scheduled(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks |
 def peak(q: Quotient, schedule: Schedule) -> float:
     """Return the most bytes of results in memory at a time."""
     sources, sizes = _rows_of(q.src[q.into], q.pred_at), _rows_of(q.size[q.into], q.pred_at)
-    made, unread = handed_out(q).tolist(), np.diff(q.succ_at).tolist()
+    made, unread = output_bytes(q).tolist(), np.diff(q.succ_at).tolist()
     # By piece, its bytes on all workers.
     held = [0.0] * len(q)
     sent: set[tuple[int, int]] = set()

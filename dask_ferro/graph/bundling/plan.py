@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
+from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsen, series
 from dask_ferro.graph.bundling.partition import (
     DASK,
     FREE,
@@ -34,10 +34,10 @@ from dask_ferro.graph.bundling.partition import (
     Quotient,
     finest,
     lower_bound,
-    merged,
-    scheduled,
+    merge,
+    schedule,
 )
-from dask_ferro.graph.cost.roofline import NOTHING, Cost, ModelCost
+from dask_ferro.graph.cost.roofline import NO_COST, Cost, ModelCost
 from dask_ferro.graph.ir.inference import ValueType
 from dask_ferro.graph.ir.nodes import nodes_and_bodies, reads, type_of, value_bytes
 from dask_ferro.graph.ops.table import facts_of
@@ -46,7 +46,7 @@ Granularity: TypeAlias = Literal["auto", "op", "model"] | float
 
 MODEL_INPUT = -1
 # Kinds of values that do not travel between tasks: no engine takes them as inputs from outside.
-GLUED = frozenset({"sequence", "optional", "map", "sparse"})
+UNSENT_KINDS = frozenset({"sequence", "optional", "map", "sparse"})
 
 
 class ValueSource(NamedTuple):
@@ -108,9 +108,9 @@ def plan(
     cut = choose(work, granularity, workers=workers)
     pieces = _with_constants(nodes, read, cut.bundles(), constant)
     bundles = tuple(_bundles(model, read, pieces, constant, cost))
-    bundles += tuple(_passed_on(model, bundles))
-    made = _numbered(one.outputs for one in bundles)
-    makespan = scheduled(cut, workers=workers, overheads=DASK).seconds
+    bundles += tuple(_pass_values(model, bundles))
+    made = _number_outputs(one.outputs for one in bundles)
+    makespan = schedule(cut, workers=workers, overheads=DASK).seconds
     return Plan(bundles, tuple(made[v.name] for v in model.graph.outputs if v.name), makespan)
 
 
@@ -137,12 +137,12 @@ def dag(
             type_ = type_of(value, types)
             edges.append((makers[value], position, float(value_bytes(type_))))
             values.append(numbers[value])
-            if type_.kind in GLUED or type_.dtype is None:
+            if type_.kind in UNSENT_KINDS or type_.dtype is None:
                 glued.append((makers[value], position))
     return Dag([0.0 if i in constant else s for i, s in enumerate(seconds)], edges, glued, values)
 
 
-def _numbered(outputs: Iterable[Iterable[str]]) -> dict[str, ValueSource]:
+def _number_outputs(outputs: Iterable[Iterable[str]]) -> dict[str, ValueSource]:
     """Return the source of each bundle's outputs, by value."""
     found: dict[str, ValueSource] = {}
     for number, names in enumerate(outputs):
@@ -158,7 +158,7 @@ def _makers(nodes: Sequence[ir.Node], positions: Iterable[int]) -> dict[str, int
     return found
 
 
-def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
+def _pass_values(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
     """Yield a bundle without nodes for each output that no node makes: an input, or a weight."""
     made = set(chain.from_iterable(one.outputs for one in bundles))
     inputs = {v.name: i for i, v in enumerate(model.graph.inputs)}
@@ -166,7 +166,7 @@ def _passed_on(model: ir.Model, bundles: Sequence[Bundle]) -> Iterator[Bundle]:
     for name in dict.fromkeys(v.name for v in model.graph.outputs if v.name and v.name not in made):
         taken = (name,) if name in inputs else ()
         sources = tuple(ValueSource(MODEL_INPUT, inputs[n]) for n in taken)
-        yield Bundle((), taken, sources, (name,), Counter(), NOTHING, 0.0)
+        yield Bundle((), taken, sources, (name,), Counter(), NO_COST, 0.0)
 
 
 def _constants(
@@ -241,7 +241,7 @@ def _bundles(
     for value in model.graph.outputs:
         if value.name in maker:
             kept[home[maker[value.name]]][value.name] = None
-    place = _numbered(kept)
+    place = _number_outputs(kept)
     place.update((name, ValueSource(MODEL_INPUT, i)) for name, i in model_inputs.items())
     for number, piece in enumerate(pieces):
         yield Bundle(
@@ -280,7 +280,7 @@ def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quot
         raise InputError(f"workers: got {workers}, wanted 1 or more")
     base = finest(dag)
     if granularity == "model":
-        return _whole(base)
+        return _merge_all(base)
     if granularity == "op" or len(base) < 2:
         return base
     if granularity == "auto":
@@ -291,18 +291,18 @@ def choose(dag: Dag, granularity: Granularity = "auto", *, workers: int) -> Quot
         )
     grain = float(granularity)
     if sum(dag.seconds) <= grain:
-        return _whole(base)
-    return coarsened(base, grain, Limits(budget=grain, cap=grain))
+        return _merge_all(base)
+    return coarsen(base, grain, Limits(budget=grain, cap=grain))
 
 
-def _whole(base: Quotient) -> Quotient:
-    return merged(base, np.zeros(len(base), np.int64))
+def _merge_all(base: Quotient) -> Quotient:
+    return merge(base, np.zeros(len(base), np.int64))
 
 
 def _auto(base: Quotient, workers: int) -> Quotient:
     """Return the partition of least projected makespan."""
-    whole = _whole(base)
-    alone = best = scheduled(whole, workers=workers, overheads=DASK).seconds
+    whole = _merge_all(base)
+    alone = best = schedule(whole, workers=workers, overheads=DASK).seconds
     bound = lower_bound(base, workers=workers, overheads=FREE) + DASK.task_s + DASK.dispatch_s
     if alone <= _enough(bound):
         return whole
@@ -311,7 +311,7 @@ def _auto(base: Quotient, workers: int) -> Quotient:
     # The coarsest is projected fastest, and what it takes rules finer ones out.
     for partition in reversed([base, *series(base, _grains(base, workers), how)]):
         if lower_bound(partition, workers=workers, overheads=DASK, enough=_enough(best)) <= _enough(best):
-            projected = scheduled(partition, workers=workers, overheads=DASK).seconds
+            projected = schedule(partition, workers=workers, overheads=DASK).seconds
             candidates.append((projected, partition))
             best = min(best, projected)
     enough = _enough(best)

@@ -19,8 +19,8 @@ bundles keep results for longer.  Bytes that bundles are projected to move betwe
 count as if one link carried all of them: on 64 workers, roots in twelve bundles took 2.3 times as long, as all others
 read from twelve workers.
 
-A task has a kind: tasks of different kinds are never in one bundle, and a task of kind `ALONE` is one by itself.  It
-also has a share of what a bundle may hold, in bytes or by any other limit; the shares of a bundle's tasks add up to
+A task has a kind: tasks of different kinds are never in one bundle, and a task of kind `SINGLETON` is one by itself.
+It also has a share of what a bundle may hold, in bytes or by any other limit; the shares of a bundle's tasks add up to
 at most 1. Durations are seconds.
 """
 
@@ -33,7 +33,7 @@ from math import inf
 
 import numpy as np
 
-from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsened, series
+from dask_ferro.graph.bundling.coarsen import SMALL, Limits, coarsen, series
 from dask_ferro.graph.bundling.partition import (
     DASK,
     FREE,
@@ -43,21 +43,21 @@ from dask_ferro.graph.bundling.partition import (
     Overheads,
     Quotient,
     Ranks,
-    as_sent,
     finest,
-    handed_out,
     lower_bound,
-    partitioned,
+    make_quotient,
+    output_bytes,
     peak,
-    scheduled,
+    price,
+    schedule,
 )
 
 # The kind of a task that is never bundled.
-ALONE = -1
+SINGLETON = -1
 # A bundle's seconds at most: what the death of a worker costs.
 LONGEST = 1.0
 # Projections, of seconds or bytes, that differ by less are equal.
-EQUAL = 0.05
+TOLERANCE = 0.05
 # Pieces of all partitions whose peaks are projected, for each task: of a large graph, that takes seconds.
 PEAKS = 2
 
@@ -66,9 +66,9 @@ PEAKS = 2
 class TaskDag:
     """A graph of tasks, and what may be bundled."""
 
-    # The seconds are estimates; those of tasks of kind `ALONE` may be a guess.
+    # The seconds are estimates; those of tasks of kind `SINGLETON` may be a guess.
     dag: Dag
-    # `ALONE`, or a number from 0.
+    # `SINGLETON`, or a number from 0.
     kinds: Sequence[int]
     # Parts of what one bundle may hold; a task of more than 1 is a bundle by itself.
     shares: Sequence[float] | Floats
@@ -96,7 +96,7 @@ def bundle_tasks(
     """
     seconds, shares, most = (np.asarray(a, np.float64) for a in (work.dag.seconds, work.shares, work.most))
     base = finest(work.dag, np.asarray(work.kinds, np.int64), shares)
-    if len(seconds) < 2 or not (base.kinds != ALONE).any():
+    if len(seconds) < 2 or not (base.kinds != SINGLETON).any():
         return base.bundles()
     search = _Search(
         base, most if len(most) and not np.array_equal(seconds, most) else None, workers, overheads
@@ -106,16 +106,16 @@ def bundle_tasks(
 
 def project(dag: Dag, bundles: Bundles, *, workers: int, overheads: Overheads) -> float:
     """Return the projected seconds of bundles, or a bound below them if there are many."""
-    return _projection(partitioned(dag, bundles), workers, overheads)[0]
+    return _projection(make_quotient(dag, bundles), workers, overheads)[0]
 
 
 def _projection(q: Quotient, workers: int, overheads: Overheads) -> tuple[float, float]:
     """Return the projected seconds and the bytes moved, or bounds if there are many pieces."""
-    sent = as_sent(q, overheads)
+    sent = price(q, overheads)
     if len(q) > SMALL:
         return lower_bound(sent, workers=workers, overheads=overheads), inf
-    schedule = scheduled(sent, workers=workers, overheads=overheads)
-    return schedule.seconds, schedule.moved
+    plan = schedule(sent, workers=workers, overheads=overheads)
+    return plan.seconds, plan.moved
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ class _Search:
 
     def chosen(self, allowance: float, ranks: Ranks) -> Quotient:
         """Return the partition that ends first, of those that gain and whose results fit."""
-        is_tight = bool(handed_out(self.base).sum() > allowance)
+        is_tight = bool(output_bytes(self.base).sum() > allowance)
         found = sorted(self._gaining(is_tight), key=lambda one: (one[0], len(one[1])))
         if not is_tight or not found:
             return found[0][1] if found else self.base
-        room = max(allowance, (1 + EQUAL) * self._peak(self.base, ranks))
+        room = max(allowance, (1 + TOLERANCE) * self._peak(self.base, ranks))
         left = PEAKS * max(SMALL, len(self.base))
         for _, partition in found:
             left -= len(partition)
@@ -147,7 +147,7 @@ class _Search:
         """Yield partitions that gain, each with its projected seconds, until one is as good as the bound of all."""
         base, overheads = self.base, self.overheads
         # Merging saves nothing of what tasks cost that are by themselves.
-        spent = (base.kinds == ALONE) * overheads.task_s
+        spent = (base.kinds == SINGLETON) * overheads.task_s
         # The gain of a partition has to be more than half of what tasks are assumed to cost.
         halves = {name: getattr(overheads, name) / 2 for name in ("task_s", "hop_s", "dispatch_s")}
         half = replace(self, overheads=replace(overheads, **halves))
@@ -155,35 +155,35 @@ class _Search:
         # List scheduling may end later with less overhead.
         enough = min(best, half._alone(replace(base, seconds=base.seconds + spent / 2))[0])
         # What can be saved is less than projections can tell: other gains are chance.
-        if enough > (1 - EQUAL / 2) * best:
+        if enough > (1 - TOLERANCE / 2) * best:
             return
         bound = lower_bound(replace(base, seconds=base.seconds + spent), workers=self.workers, overheads=FREE)
-        chains = coarsened(base, LONGEST, Limits(budget=0.0, are_levels_merged=False))
-        of_chains = (1 - EQUAL) * best if len(chains) < len(base) else enough
+        chains = coarsen(base, LONGEST, Limits(budget=0.0, are_levels_merged=False))
+        of_chains = (1 - TOLERANCE) * best if len(chains) < len(base) else enough
         if bound > max(enough, of_chains):
             return
-        longest = inf if self.most is None else (1 + EQUAL) * self._alone(self._at_most(base))[0]
+        longest = inf if self.most is None else (1 + TOLERANCE) * self._alone(self._at_most(base))[0]
         others = ((partition, enough) for partition in self._partitions(is_tight))
         for partition, wanted in chain([(chains, of_chains)], others):
-            sent, most = as_sent(partition, overheads), min(best, wanted)
+            sent, most = price(partition, overheads), min(best, wanted)
             if lower_bound(sent, workers=self.workers, overheads=overheads, enough=most) > most:
                 continue
-            schedule = scheduled(sent, workers=self.workers, overheads=overheads)
-            seconds = schedule.seconds + max(0.0, schedule.moved - moved) / overheads.bytes_per_s
+            plan = schedule(sent, workers=self.workers, overheads=overheads)
+            seconds = plan.seconds + max(0.0, plan.moved - moved) / overheads.bytes_per_s
             if seconds > wanted:
                 continue
             if longest < inf and self._seconds(self._at_most(partition)) > longest:
                 continue
             yield seconds, partition
             best = min(best, seconds)
-            if best <= (1 + EQUAL) * bound:
+            if best <= (1 + TOLERANCE) * bound:
                 return
 
     def _partitions(self, is_tight: bool) -> Iterator[Quotient]:
         """Return partitions; where memory is tight, along edges alone too: what is read where it is made takes none."""
         # A bundle of one task's overhead gains half at most, and costs a fourth of the search.
         grain = 2 * self.overheads.task_s
-        total = float(self.base.seconds[self.base.kinds != ALONE].sum())
+        total = float(self.base.seconds[self.base.kinds != SINGLETON].sum())
         grains = [grain]
         while 2 * grains[-1] <= min(LONGEST, max(4 * total, 4 * grain)):
             grains.append(2 * grains[-1])
@@ -197,11 +197,11 @@ class _Search:
         return replace(q, seconds=seconds.astype(np.float64))
 
     def _seconds(self, q: Quotient) -> float:
-        return scheduled(as_sent(q, self.overheads), workers=self.workers, overheads=self.overheads).seconds
+        return schedule(price(q, self.overheads), workers=self.workers, overheads=self.overheads).seconds
 
     def _peak(self, q: Quotient, ranks: Ranks) -> float:
-        sent = as_sent(q, self.overheads)
-        return peak(sent, scheduled(sent, workers=self.workers, overheads=self.overheads, ranks=ranks))
+        sent = price(q, self.overheads)
+        return peak(sent, schedule(sent, workers=self.workers, overheads=self.overheads, ranks=ranks))
 
     def _alone(self, q: Quotient) -> tuple[float, float]:
         """Return the projection for the tasks as they are; what holds against its bound holds against it, too."""

@@ -32,7 +32,7 @@ class Cost(NamedTuple):
     write_bytes: float
 
 
-NOTHING = Cost(0.0, 0.0, 0.0)
+NO_COST = Cost(0.0, 0.0, 0.0)
 
 # A Loop with a larger trip count runs until its condition ends it: exporters write INT64_MAX.
 _LONGEST_LOOP = 1_000_000
@@ -80,7 +80,7 @@ def model_cost(model: ir.Model, types: Types) -> ModelCost:
 def _body_cost(node: ir.Node, types: Types) -> Cost:
     each = [_sum(node_cost(inner, types) for inner in body) for body in bodies(node)]
     if not each:
-        return NOTHING
+        return NO_COST
     if node.op_type == "If":
         return max(each, key=lambda cost: (cost.flops, cost.read_bytes + cost.write_bytes))
     times, once = _trips(node, types), _sum(each)
@@ -88,7 +88,7 @@ def _body_cost(node: ir.Node, types: Types) -> Cost:
 
 
 def _sum(each: Iterable[Cost]) -> Cost:
-    return Cost(*(sum(column) for column in zip(NOTHING, *each, strict=True)))
+    return Cost(*(sum(column) for column in zip(NO_COST, *each, strict=True)))
 
 
 def _trips(node: ir.Node, types: Types) -> int:

@@ -25,7 +25,7 @@ def array_dtype(dtype: ir.DataType) -> np.dtype[np.generic]:
     return np.dtype(object) if dtype == D.STRING else dtype.numpy()
 
 
-def _native(kinds: str) -> frozenset[ir.DataType]:
+def _native_dtypes(kinds: str) -> frozenset[ir.DataType]:
     """The dtypes of these kinds that numpy itself has."""
     # float8e5m2 of ml_dtypes has kind "f", like numpy's own floats.
     arrays = {d: array_dtype(d) for d in TENSOR}
@@ -33,11 +33,11 @@ def _native(kinds: str) -> frozenset[ir.DataType]:
 
 
 TENSOR = frozenset(D) - {D.UNDEFINED}
-FLOAT, SIGNED, UNSIGNED, BOOL, COMPLEX = map(_native, "fiubc")
-INTEGER = SIGNED | UNSIGNED
+FLOAT, SIGNED_INTS, UNSIGNED_INTS, BOOL, COMPLEX = map(_native_dtypes, "fiubc")
+INTEGER = SIGNED_INTS | UNSIGNED_INTS
 NUMERIC = FLOAT | INTEGER
 # The dtypes of every array namespace, and so of devices.  ONNX's operators move complex numbers and compute with none.
-ANY = NUMERIC | BOOL | COMPLEX
+DTYPES = NUMERIC | BOOL | COMPLEX
 # Dtypes that an ONNX Runtime session takes and returns as numpy arrays.
 SESSION = NUMERIC | BOOL | {D.STRING}
 # Sizes and positions.
@@ -52,7 +52,7 @@ ARITHMETIC = INTEGER | ARITHMETIC_FLOATS
 HALVES = frozenset(d for d in ARITHMETIC_FLOATS if d.bitwidth == 16)
 
 # The array API's names.
-NAMES = {d: d.numpy().name for d in ANY}
+NAMES = {d: d.numpy().name for d in DTYPES}
 HALF_NAMES = frozenset(d.numpy().name for d in HALVES)
 _INTEGERS = frozenset(d.numpy() for d in TENSOR - {D.STRING} if d.is_integer())
 

@@ -65,11 +65,11 @@ def external_tensors(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
 def capture_names(node: onnx.NodeProto) -> set[str]:
     names: set[str] = set()
     for body in bodies(node):
-        names |= free(body)
+        names |= free_names(body)
     return names
 
 
-def free(graph: onnx.GraphProto) -> set[str]:
+def free_names(graph: onnx.GraphProto) -> set[str]:
     """Return the free names of `graph`, a body: those it uses and does not define."""
     defined = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     defined.update(sparse.values.name for sparse in graph.sparse_initializer)

@@ -39,7 +39,7 @@ class Region(NamedTuple):
 
 
 # A context variable, not a global: threads and tasks of one process write graphs at the same time.
-_CURRENT: ContextVar[Region] = ContextVar("dask_ferro.region", default=Region())  # noqa: B039 - immutable, a NamedTuple
+_CURRENT_REGION: ContextVar[Region] = ContextVar("dask_ferro.region", default=Region())  # noqa: B039 - immutable, a NamedTuple
 
 
 @contextmanager
@@ -73,26 +73,26 @@ def region(name: str) -> Iterator[str]:
         raise InputError(
             f"region: the name must be a non-empty string without '/', got {name!r}; nest regions"
         )
-    around = _CURRENT.get()
-    token = _CURRENT.set(around._replace(path=f"{around.path}/{name}" if around.path else name))
+    around = _CURRENT_REGION.get()
+    token = _CURRENT_REGION.set(around._replace(path=f"{around.path}/{name}" if around.path else name))
     try:
-        yield _CURRENT.get().path
+        yield _CURRENT_REGION.get().path
     finally:
-        _CURRENT.reset(token)
+        _CURRENT_REGION.reset(token)
 
 
-def current() -> Region:
-    return _CURRENT.get()
+def current_region() -> Region:
+    return _CURRENT_REGION.get()
 
 
 @contextmanager
 def set_region(region: Region) -> Iterator[None]:
     """Set the current region inside the context, whatever region is around it."""
-    token = _CURRENT.set(region)
+    token = _CURRENT_REGION.set(region)
     try:
         yield
     finally:
-        _CURRENT.reset(token)
+        _CURRENT_REGION.reset(token)
 
 
 def region_of(node: ir.Node) -> Region:

@@ -30,10 +30,10 @@ from dask_ferro.graph.ir.messages import all_nodes, bodies, domain_of
 from dask_ferro.graph.ir.ml_types import CLASSES
 from dask_ferro.graph.ir.onnx_inference import MOST_DIMS, TooManyDimensions, TypedModel
 from dask_ferro.graph.model import functions
-from dask_ferro.words import at_most
+from dask_ferro.words import limit_texts
 
 # A reader needs no more lines, and a file may have a name of a megabyte.
-_SHOWN, _LINE = 40, 600
+_MAX_PROBLEMS, _LINE = 40, 600
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,16 @@ class Limits:
     mapped_above: int = 128 << 20
 
 
-def shown(problems: Iterable[str]) -> list[str]:
+def list_problems(problems: Iterable[str]) -> list[str]:
     """Return problems as an error lists them: each once, and a readable number of a readable length."""
     lines = (p if len(p) <= _LINE else f"{p[: _LINE // 2]} ... {p[-_LINE // 2 :]}" for p in problems)
-    return at_most(_SHOWN, dict.fromkeys(lines), before="and ")
+    return limit_texts(_MAX_PROBLEMS, dict.fromkeys(lines), before="and ")
 
 
 def _raise_any(headline: str, problems: Iterable[str]) -> None:
     """Raise a `ModelError` that lists the problems, if there are any."""
     if listed := list(problems):
-        raise ModelError(headline, shown(listed))
+        raise ModelError(headline, list_problems(listed))
 
 
 # Parsed messages.
@@ -319,7 +319,7 @@ _REMEDIES = {
     "deprecated": "export the model again, for the operators of the opset that it imports",
     "opset_import": "import the operators' domain and its version",
 }
-_ANY = onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+_ANY_TYPE = onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, ())
 
 
 def check_operators(model: ir.Model, lean: onnx.ModelProto, headline: str) -> None:
@@ -337,7 +337,7 @@ def check_operators(model: ir.Model, lean: onnx.ModelProto, headline: str) -> No
     _empty_tensors(copy.graph)
     # The checker requires the shape of each output, which inference has yet to find.
     for info in [*copy.graph.input, *copy.graph.output]:
-        info.type.CopyFrom(_ANY)
+        info.type.CopyFrom(_ANY_TYPE)
     # dask_ferro's own operators may have several outputs, and are an Identity without weights.
     for node, message in zip(model.graph, copy.graph.node, strict=True):
         message.domain = node.domain
@@ -378,7 +378,7 @@ def _explain(words: str, headline: str) -> ModelError | UnsupportedOpError:
             return UnsupportedOpError(headline, [f"{where}ONNX has no such operator ({words}); {hint}"])
         return ModelError(headline, [f"{where}{words}; export the model again, for an opset that has it"])
     remedy = next((r for said, r in _REMEDIES.items() if said in words), "export the model again")
-    return ModelError(headline, shown([f"{where}{words}; {remedy}"]))
+    return ModelError(headline, list_problems([f"{where}{words}; {remedy}"]))
 
 
 # Types and sizes of computed values: a file of a few hundred bytes can request terabytes.
@@ -431,7 +431,7 @@ def _size_problems(graph: onnx.GraphProto, value_bytes: int, where: str = "") ->
             node = makers.get(info.name)
             maker = f", of node {node.name!r} ({node.op_type})" if node is not None else ""
             yield (
-                f"value {info.name!r}{maker}{where}, has {_short(nbytes)}, and {_short(value_bytes)} are"
+                f"value {info.name!r}{maker}{where}, has {_format_bytes(nbytes)}, and {_format_bytes(value_bytes)} are"
                 " allowed (Limits.value_bytes); raise the limit if that is meant"
             )
     stored = {tensor.name: tensor for tensor in graph.initializer}
@@ -463,7 +463,7 @@ def _nbytes(type_: onnx.TypeProto) -> float:
     return size(tensor.elem_type, count) if is_known(tensor.elem_type) else count
 
 
-def _short(nbytes: float) -> str:
+def _format_bytes(nbytes: float) -> str:
     return f"{nbytes / (1 << 30):.3g} GiB" if nbytes >= 1 << 28 else f"{nbytes} bytes"
 
 

@@ -1,10 +1,10 @@
 """Load an ONNX file, bytes or a `ModelProto` as a checked `onnx_ir.Model` in one form.
 
-    bytes --protobuf--> guards, external data --onnx_ir's passes--> onnx.checker --> inference, sizes --> Loaded
+    bytes --protobuf--> guards, external data --onnx_ir's passes--> onnx.checker --> inference, sizes --> LoadedModel
 
 A model up to `Limits.mapped_above` is read into memory: later changes of its files have no effect.  The large weights
 of a larger model are mapped: they point into the file (or into the external files that it names), so processes share
-their pages, and `Loaded.files` reports when one changed.  The user's own path may be a symbolic or a hard link.
+their pages, and `LoadedModel.files` reports when one changed.  The user's own path may be a symbolic or a hard link.
 Sizes and offsets are bytes.
 """
 
@@ -25,14 +25,14 @@ from dask_ferro.graph.ir.inference import set_types
 from dask_ferro.graph.ir.messages import external_tensors, lean_model
 from dask_ferro.graph.ir.onnx_inference import infer_types
 from dask_ferro.graph.ir.regions import region_of
-from dask_ferro.graph.model import external_data, guards, self_contained
+from dask_ferro.graph.model import embedding, external_data, guards
 from dask_ferro.graph.model.digest import digest_of
+from dask_ferro.graph.model.embedding import CHECKED_KEY
 from dask_ferro.graph.model.external_data import FilePart, reference
 from dask_ferro.graph.model.guards import Limits
 from dask_ferro.graph.model.normalize import in_form, normalize
 from dask_ferro.graph.model.original import Original
 from dask_ferro.graph.model.outputs import select
-from dask_ferro.graph.model.self_contained import CHECKED_KEY
 from dask_ferro.graph.model.source import (
     CHANGED_TEXT,
     CHECK,
@@ -45,7 +45,7 @@ from dask_ferro.graph.model.source import (
     parse,
 )
 
-__all__ = ["Limits", "Loaded", "load", "load_built", "load_opened"]
+__all__ = ["Limits", "LoadedModel", "load", "load_built", "load_opened"]
 
 # Below this, a mapped page costs more than the copy that it saves.
 _PAGE = 4096
@@ -53,7 +53,7 @@ _BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A checked model in one form.
 
     Parameters
@@ -99,12 +99,12 @@ class Loaded:
     @cached_property
     def weight_bytes(self) -> int:
         """Bytes of all initializers of the main graph."""
-        return self_contained.weight_bytes(self.model)
+        return embedding.weight_bytes(self.model)
 
 
 def load(
     source: Source, *, limits: Limits | None = None, outputs: object = None, keeps_original: bool = False
-) -> Loaded:
+) -> LoadedModel:
     """Return the checked model of `source`; the same source gives the same model in every process.
 
     Parameters
@@ -142,7 +142,7 @@ def load(
 
 def load_opened(
     file: SourceBytes, limits: Limits, outputs: object = None, *, keeps_original: bool = False
-) -> Loaded:
+) -> LoadedModel:
     """Return the checked model of an open source, as `load` does."""
     headline = f"cannot load {file.name}"
     try:
@@ -151,7 +151,7 @@ def load_opened(
         raise ModelError(headline, [str(problem)]) from problem
 
 
-def load_built(model: ir.Model, limits: Limits | None = None) -> Loaded:
+def load_built(model: ir.Model, limits: Limits | None = None) -> LoadedModel:
     """Return a model of this process in the form in which `load` returns its file; types are inferred, nothing is
     checked.
 
@@ -169,7 +169,7 @@ def load_built(model: ir.Model, limits: Limits | None = None) -> Loaded:
     InputError
         If the weights are larger than a protobuf message.
     """
-    content = self_contained.content(model)
+    content = embedding.content(model)
     weights = [value.const_value for value in model.graph.initializers.values()]
     if CHECKED_KEY not in model.meta or any(isinstance(tensor, ir.ExternalTensor) for tensor in weights):
         return load(content, limits=limits)
@@ -177,7 +177,7 @@ def load_built(model: ir.Model, limits: Limits | None = None) -> Loaded:
     types = infer_types(lean_model(own, keep_declared=True, keep_inner=True))
     set_types(own, types.types)
     own.meta[CHECKED_KEY] = True
-    return Loaded(
+    return LoadedModel(
         model=own,
         digest=digest_of(content),
         path=None,
@@ -188,7 +188,9 @@ def load_built(model: ir.Model, limits: Limits | None = None) -> Loaded:
     )
 
 
-def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keeps_original: bool) -> Loaded:
+def _load(
+    file: SourceBytes, headline: str, limits: Limits, wanted: object, keeps_original: bool
+) -> LoadedModel:
     proto = parse(file.content, headline)
     outputs = () if wanted is None else select(proto, wanted, file.name)
     guards.check_message(proto, limits, headline)
@@ -213,7 +215,7 @@ def _load(file: SourceBytes, headline: str, limits: Limits, wanted: object, keep
         if not files.are_unchanged():
             raise ModelError(headline, [CHANGED_TEXT])
     model.meta[CHECKED_KEY] = True
-    return Loaded(
+    return LoadedModel(
         model=model,
         digest=digest_of(file.content, outputs, _content_of_parts(parts.values(), held) if parts else ()),
         # The folder of a link may contain the links to external data.
@@ -242,7 +244,7 @@ def _locate_parts(proto: onnx.ModelProto, file: SourceBytes, headline: str) -> P
         except external_data.Problem as problem:
             problems.append(f"initializer {tensor.name!r}: {problem}")
     if problems:
-        raise ModelError(headline, guards.shown(problems))
+        raise ModelError(headline, guards.list_problems(problems))
     return parts
 
 

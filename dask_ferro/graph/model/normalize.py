@@ -26,7 +26,7 @@ from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.messages import TYPE_PROTO, all_graphs, all_nodes, domain_of, take_maps, uses
 from dask_ferro.graph.ir.nodes import bodies, reads
 from dask_ferro.graph.model.functions import inline_functions
-from dask_ferro.graph.model.upgrade import MODERN, upgrade
+from dask_ferro.graph.model.upgrade import MODERN_OPSET, upgrade
 
 # The opset of graphs that use none of ONNX's own operators.
 _ANY_OPSET = 17
@@ -65,7 +65,7 @@ def in_form(model: ir.Model) -> ir.Model:
     _lift_constants(model.graph)
     _sort(model.graph)
     _drop_unused(model.graph)
-    if 1 <= model.opset_imports.get("", MODERN) < MODERN:
+    if 1 <= model.opset_imports.get("", MODERN_OPSET) < MODERN_OPSET:
         upgrade(model)
     _name(model)
     return model

@@ -21,9 +21,9 @@ from onnx import TensorProto
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.messages import external_tensors
 from dask_ferro.graph.model import external_data
+from dask_ferro.graph.model.embedding import publish
 from dask_ferro.graph.model.external_data import FilePart, reference
 from dask_ferro.graph.model.outputs import select
-from dask_ferro.graph.model.self_contained import publish
 from dask_ferro.graph.model.source import SourceFiles
 
 # Large tensors begin at a page, as ONNX recommends.

@@ -14,7 +14,7 @@ import onnx
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.messages import uses
-from dask_ferro.words import few
+from dask_ferro.words import list_names
 
 # A message names the first outputs of a model that has thousands.
 _MAX_NAMES = 40
@@ -63,7 +63,7 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
         return ()
     unknown = [name for name in given if name not in set(known)]
     if unknown:
-        raise InputError(_unknown(proto.graph, unknown, known, source))
+        raise InputError(_describe_unknown(proto.graph, unknown, known, source))
     names = tuple(n for n in known if n in given) if isinstance(given, Set) else given
     if list(names) == known:
         return ()
@@ -71,7 +71,7 @@ def select(proto: onnx.ModelProto, outputs: object, source: str) -> tuple[str, .
     return names
 
 
-def _unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], source: str) -> str:
+def _describe_unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], source: str) -> str:
     inside = set(chain.from_iterable(node.output for node in graph.node)).intersection(unknown)
     inside.update(info.name for info in graph.input if info.name in unknown)
     why = (
@@ -85,7 +85,7 @@ def _unknown(graph: onnx.GraphProto, unknown: list[str], known: list[str], sourc
 
 
 def _list_names(names: list[str]) -> str:
-    return few(map(repr, names), most=_MAX_NAMES)
+    return list_names(map(repr, names), most=_MAX_NAMES)
 
 
 def _reduce(proto: onnx.ModelProto, names: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from dask_ferro.graph.ir.messages import lean_model
 from dask_ferro.graph.ir.nodes import attribute_of, bodies
 from dask_ferro.graph.ir.onnx_inference import infer_types
 
-_OLD, MODERN = 6, 7
+_OLD_OPSET, MODERN_OPSET = 6, 7
 _BROADCASTING = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"})
 # Attributes that opset 7 no longer has: it does the same without them, or `_spread` has written it out.
 _DROPPED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
@@ -32,23 +32,23 @@ _DROPPED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
 
 
 def upgrade(model: ir.Model) -> None:
-    """Bring a sorted model of an opset below `MODERN` to that if it can be upgraded."""
+    """Bring a sorted model of an opset below `MODERN_OPSET` to that if it can be upgraded."""
     if any(map(bodies, model.graph)):
         return
-    graph = model.graph if model.opset_imports[""] == _OLD else _convert(model)
+    graph = model.graph if model.opset_imports[""] == _OLD_OPSET else _convert(model)
     ranks = None if graph is None else _ranks(ir.Model(graph, ir_version=model.ir_version))
     if graph is None or ranks is None:
         return
     for node in list(graph):
         _modernize(node, ranks)
     model.graph = graph
-    graph.opset_imports[""] = MODERN
+    graph.opset_imports[""] = MODERN_OPSET
 
 
 def _convert(model: ir.Model) -> ir.Graph | None:
     """Return the graph at opset 6, converted by ONNX without its weights; None if that fails."""
     try:
-        proto = version_converter.convert_version(lean_model(model, keep_declared=True), _OLD)
+        proto = version_converter.convert_version(lean_model(model, keep_declared=True), _OLD_OPSET)
         graph: ir.Graph = ir.serde.deserialize_model(proto).graph
     except Exception:  # noqa: BLE001 - its C++ raises several kinds; then the model is unchanged
         return None

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 from dask_ferro.graph.ir.nodes import Operands
 from dask_ferro.graph.ops.labels import Labels, TypedNode
-from dask_ferro.graph.ops.states import Counts, Depends, Finding, State, either
+from dask_ferro.graph.ops.states import Counts, Depends, Finding, State, combine_dependence
 
 # A vectorised exponential: range reduction, a polynomial of degree 5 or 6, scaling by a power of two.
 EXP = 10.0
@@ -85,4 +85,4 @@ def keeps_sizes(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
 
 
 def sizes_by_element(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
-    return Counts(either(elements))
+    return Counts(combine_dependence(elements))

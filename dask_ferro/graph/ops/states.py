@@ -43,7 +43,7 @@ def counts_of(depends: Depends) -> State:
     return Counts(depends) if depends is None or any(depends) else FREE
 
 
-def either(elements: Sequence[Depends]) -> Depends:
+def combine_dependence(elements: Sequence[Depends]) -> Depends:
     """Return element by element whether one of several values depends; None if sizes do not broadcast."""
     known = [each for each in elements if each is not None]
     size = max(map(len, known), default=0)

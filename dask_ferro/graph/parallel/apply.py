@@ -43,7 +43,7 @@ from dask_ferro.graph.parallel.node_values import (
 )
 from dask_ferro.graph.parallel.remat import draws, rematerialize, units_of
 from dask_ferro.graph.parallel.sequence import misfits, place_sequences
-from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, place
+from dask_ferro.graph.sharding.node_placement import NO_PLACE, NodePlacement, place
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.placements import WHOLE, Partial, Shard
 from dask_ferro.graph.sharding.plan import Sharding
@@ -51,20 +51,20 @@ from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import ByAxis, Mesh
 from dask_ferro.graph.sharding.requests import ranks_by_dim, split_problem
 from dask_ferro.graph.sharding.spmd import lower
-from dask_ferro.graph.tensor.emit import Built, build
+from dask_ferro.graph.tensor.emit import BuiltModel, build
 from dask_ferro.graph.tensor.tensor import Tensor
-from dask_ferro.words import few
+from dask_ferro.words import list_names
 
 DATA, TENSOR = "data", "tensor"
 # The key of a model's metadata with the text of its plan.
 PLAN = "dask_ferro.plan"
 
 _ONE_RANK = Mesh({TENSOR: 1})
-_NOTHING = RegionPlan()
+_NO_PLAN = RegionPlan()
 
 
 @dataclass(frozen=True, repr=False)
-class Applied:
+class PlannedGraph:
     """A graph with a plan's placements of values and settings of nodes, by name.
 
     `model` is the graph itself without a plan, otherwise a copy with the plan in its metadata; weights are shared.
@@ -84,7 +84,7 @@ class Applied:
         plan = "no plan" if self.plan is None else f"plan {self.plan.source}"
         mesh = " x ".join(f"{axis} {ranks}" for axis, ranks in self.mesh.axes.items())
         placed = f"{len(self.placements)} values placed, {len(self.regions)} nodes in regions"
-        return f"<Applied: {len(self.model.graph)} nodes, {plan}, mesh {mesh}, {placed}>"
+        return f"<PlannedGraph: {len(self.model.graph)} nodes, {plan}, mesh {mesh}, {placed}>"
 
     @property
     def workers(self) -> tuple[int, ...] | None:
@@ -138,7 +138,7 @@ class Applied:
 
 def apply_plan(
     graph: Any, plan: str | os.PathLike[str] | Mapping[str, Any] | PlanFile | None = None
-) -> Applied:
+) -> PlannedGraph:
     """Return a graph with a plan applied to it.
 
     Parameters
@@ -170,15 +170,15 @@ def apply_plan(
         return _Application(model, own).run()
     for node in model.graph:
         # A file may have any placement in its metadata.
-        place(node, UNPLACED)
-    return Applied(model)
+        place(node, NO_PLACE)
+    return PlannedGraph(model)
 
 
 def model_of(graph: Any) -> ir.Model:
     """Return the model of a graph in any form that `apply` takes."""
     if isinstance(graph, ir.Model):
         return graph
-    if isinstance(graph, Built):
+    if isinstance(graph, BuiltModel):
         return graph.model
     if isinstance(graph, str | bytes | os.PathLike | onnx.ModelProto):
         return load(graph).model
@@ -196,7 +196,7 @@ class _Application:
         self.by_name = {region.name: region for region in plan.regions}
         self.mesh = self._mesh()
 
-    def run(self) -> Applied:
+    def run(self) -> PlannedGraph:
         regions = self._regions()
         placements = self._placements(regions)
         split = self.plan.optimizer_state
@@ -218,7 +218,7 @@ class _Application:
         settings |= {node: self._backward(settings[repeated]) for node, repeated in repeats.items()}
         by_node |= {node.name or "": region for node, region in settings.items()}
         for node in copy.graph:
-            region = settings.get(node, _NOTHING)
+            region = settings.get(node, _NO_PLAN)
             # A plan replaces the placements in the graph.
             place(node, NodePlacement(region.stage, region.device, region.workers))
         copy.metadata_props[PLAN] = self.plan.text
@@ -228,7 +228,7 @@ class _Application:
             if region.sequence is not None
         }
         placements = place_sequences(copy, placements, sequences)
-        return Applied(copy, self.plan, self.mesh, placements, by_node, sequences, state)
+        return PlannedGraph(copy, self.plan, self.mesh, placements, by_node, sequences, state)
 
     def _backward(self, settings: RegionPlan) -> RegionPlan:
         """Return the settings of a region's backward nodes."""
@@ -292,11 +292,9 @@ class _Application:
     def _check_stages(self, regions: Mapping[ir.Node, RegionPlan]) -> None:
         """Check that stages are numbered from 0 without a gap; nodes without a stage are in stage 0."""
         named = {r.stage: r for r in reversed(self.plan.regions) if r.stage is not None}
-        rest = {0} if any(regions.get(node, _NOTHING).stage is None for node in self.model.graph) else set()
+        rest = {0} if any(regions.get(node, _NO_PLAN).stage is None for node in self.model.graph) else set()
         if missing := sorted(set(range(max(named, default=0))) - named.keys() - rest):
-            problem = (
-                f"got {max(named)}, and no region has {few(missing)}; number them 0, 1, ... without a gap"
-            )
+            problem = f"got {max(named)}, and no region has {list_names(missing)}; number them 0, 1, ... without a gap"
             self._report_key(named[max(named)], "stage", problem)
 
     def _check_remat(self, regions: Mapping[ir.Node, RegionPlan]) -> None:

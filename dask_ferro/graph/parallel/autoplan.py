@@ -39,7 +39,7 @@ from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES, Mesh, count_parts
 from dask_ferro.graph.sharding.requests import divides
 from dask_ferro.graph.tensor import pytree
-from dask_ferro.graph.tensor.emit import Built, build
+from dask_ferro.graph.tensor.emit import BuiltModel, build
 from dask_ferro.graph.tensor.optim import Optimizer
 from dask_ferro.graph.tensor.pytree import Tree
 from dask_ferro.graph.tensor.tensor import Tensor
@@ -186,7 +186,7 @@ def propose_plans(
         Its state is counted, and plans that split it over the data ranks are proposed too.
     batch_inputs : sequence of str, optional
         The inputs with the batch as first dimension; default: all inputs whose first dimension has the size of the
-        first input's, except weights and bound inputs of a `Built`.
+        first input's, except weights and bound inputs of a `BuiltModel`.
     dims : mapping of str to int, optional
         Sizes of symbolic dimensions; each symbolic dimension of the inputs needs one.
     memory : float, optional
@@ -262,7 +262,7 @@ def _step(graph: object, params: Tree | None, optimizer: Optimizer | None) -> _S
     if params is None:
         if optimizer is not None:
             raise InputError("plan: optimizer: there are no parameters; pass the loss, and params too")
-        return _Step(model_of(graph), frozenset(graph.bound if isinstance(graph, Built) else ()))
+        return _Step(model_of(graph), frozenset(graph.bound if isinstance(graph, BuiltModel) else ()))
     outputs: Mapping[str, Any] = graph if isinstance(graph, Mapping) else {LOSS: graph}
     if not isinstance(loss := outputs.get(LOSS), Tensor):
         raise InputError(

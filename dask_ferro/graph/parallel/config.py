@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from dask_ferro.errors import InputError, did_you_mean
-from dask_ferro.graph.pipeline.named import NAMES
-from dask_ferro.words import at_most
+from dask_ferro.graph.pipeline.schedules import NAMES
+from dask_ferro.words import limit_texts
 
 # More than the workers, stages or dimensions of any cluster or array.
 _MAX_NUMBER = 1 << 20
@@ -89,7 +89,7 @@ class PlanFile:
         """Return the error with problems of this plan (`format_problem`), each once, and only the first ones."""
         lines = (f"  - {problem}" for problem in dict.fromkeys(problems))
         return InputError(
-            "\n".join([f"plan {self.source}:", *at_most(_MAX_PROBLEMS, lines, before="  and ")])
+            "\n".join([f"plan {self.source}:", *limit_texts(_MAX_PROBLEMS, lines, before="  and ")])
         )
 
 

@@ -24,7 +24,7 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.inference import values
 from dask_ferro.graph.ir.regions import BACKWARD as BACKWARD_PHASE
 from dask_ferro.graph.ir.regions import PHASE_KEY, region_of
-from dask_ferro.graph.parallel.apply import Applied, apply_plan
+from dask_ferro.graph.parallel.apply import PlannedGraph, apply_plan
 from dask_ferro.graph.parallel.config import PlanFile, format_problem
 from dask_ferro.graph.parallel.node_values import infer_types
 from dask_ferro.graph.parallel.state_layouts import update_layouts
@@ -32,7 +32,7 @@ from dask_ferro.graph.pipeline.action import BACKWARD, FORWARD, WEIGHT_GRAD
 from dask_ferro.graph.pipeline.schedule import Schedule
 from dask_ferro.graph.pipeline.stages import StageModel, actions
 from dask_ferro.graph.pipeline.update import UpdateGraph, name_before, next_name
-from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, STAGE, UNPLACED, WORKERS, place
+from dask_ferro.graph.sharding.node_placement import ACTION, CHUNK, DEVICE, NO_PLACE, STAGE, WORKERS, place
 from dask_ferro.graph.sharding.parts import Port, Spmd
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import ByAxis, Mesh, layout_of
@@ -124,7 +124,7 @@ def shard_step(
     return _in_actions(spmd, model, schedule)
 
 
-def _step_placements(update: UpdateGraph, applied: Applied) -> dict[str, ByAxis]:
+def _step_placements(update: UpdateGraph, applied: PlannedGraph) -> dict[str, ByAxis]:
     """Return a plan's placement of each gradient and each entry of the state in an optimizer's step."""
     mesh, inputs = applied.mesh, {value.name: value for value in applied.model.graph.inputs}
     shapes = {name: tuple(map(_dim, inputs[name].shape or ())) for name in update.params}
@@ -151,7 +151,7 @@ def one_rank_step(model: StageModel, schedule: Schedule, update: UpdateGraph | N
         return _in_actions(spmd, model, schedule)
     for node in own.graph:
         # A loaded model may have any placement in its metadata.
-        place(node, UNPLACED)
+        place(node, NO_PLACE)
     return spmd
 
 

@@ -36,7 +36,7 @@ Rows = Sequence[Sequence[Action]]
 _IDLE = "."
 # Maximum number of problems in a message: lists with more of them have to be rewritten.
 _MOST_PROBLEMS = 10
-_WHOLE, _SPLIT = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
+_WHOLE_BACKWARD, _SPLIT_BACKWARD = {FORWARD, BACKWARD}, {FORWARD, INPUT_GRAD, WEIGHT_GRAD}
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,7 +205,7 @@ def _peak(row: Sequence[Action]) -> int:
 def problems(rows: Rows) -> list[str]:
     """Return the problems of lists of actions, one list per stage; none if they are a schedule."""
     return (
-        _first(_check_form(rows)) or _first(_check_place(rows)) or _first(_incomplete(rows)) or _stuck(rows)
+        _first(_check_form(rows)) or _first(_check_place(rows)) or _first(_incomplete(rows)) or _locks(rows)
     )
 
 
@@ -265,12 +265,12 @@ def _incomplete(rows: Rows) -> Iterator[str]:
     for chunk in range(chunks):
         for micro_batch in range(micro_batches):
             there = kinds.get((chunk, micro_batch), set())
-            if there not in ((_WHOLE, _SPLIT) if trains else ({FORWARD},)):
+            if there not in ((_WHOLE_BACKWARD, _SPLIT_BACKWARD) if trains else ({FORWARD},)):
                 got = ", ".join(kind for kind in KINDS if kind in there) or "nothing"
                 yield f"chunk {chunk}, micro-batch {micro_batch}: got {got}, wanted {whole}"
 
 
-def _stuck(rows: Rows) -> list[str]:
+def _locks(rows: Rows) -> list[str]:
     needs = dependencies(set(chain.from_iterable(rows)))
     _, waits = walk(rows, needs)
     if not waits:

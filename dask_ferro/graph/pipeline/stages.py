@@ -132,7 +132,7 @@ def _by_cost(outputs: Mapping[str, Tensor], nodes: Sequence[Node], chunks: int) 
         n.number: dataclasses.replace(n, region=regions.Region(_mark(i, ""))) for i, n in enumerate(nodes)
     }
     # Each node is marked with its number, so that costs of the built model can be assigned to tensor nodes.
-    model = build(_rewritten(outputs, nodes, numbered), name="forward").model
+    model = build(_rewrite(outputs, nodes, numbered), name="forward").model
     types = infer(model)
     costs, crossing = [0.0] * len(nodes), [0.0] * len(nodes)
     at = {node: _chunk_of(node, len(nodes) - 1) for node in model.graph}
@@ -198,10 +198,10 @@ def _mark_chunks(
         n.number: dataclasses.replace(n, region=n.region._replace(path=_mark(homes[n.number], n.region.path)))
         for n in nodes
     }
-    return _rewritten(outputs, nodes, placed)
+    return _rewrite(outputs, nodes, placed)
 
 
-def _rewritten(
+def _rewrite(
     outputs: Mapping[str, Tensor], nodes: Sequence[Node], copies: Mapping[int, Node]
 ) -> dict[str, Tensor]:
     """Return the same tensors with copies of their nodes; the numbers, and so the order of sums, stay the same."""

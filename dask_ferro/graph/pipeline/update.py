@@ -26,7 +26,7 @@ from dask_ferro.graph.tensor.tensor import Tensor, input
 # Arrays by the name of their input.
 Values = dict[str, Any]
 
-_NEXT = "next "
+_NEXT_PREFIX = "next "
 
 
 class UpdateGraph(NamedTuple):
@@ -58,12 +58,12 @@ class UpdateGraph(NamedTuple):
 
 def next_name(name: str) -> str:
     """Return the name of the output with the next value of an input."""
-    return f"{_NEXT}{name}"
+    return f"{_NEXT_PREFIX}{name}"
 
 
 def name_before(name: str) -> str:
     """Return the name of the input for an output with its next value."""
-    return name.removeprefix(_NEXT)
+    return name.removeprefix(_NEXT_PREFIX)
 
 
 def update_graph(
@@ -77,7 +77,7 @@ def update_graph(
     inputs = [
         input(name, leaf.shape, leaf.dtype) for name, leaf in zip((*names, *grads), 2 * leaves, strict=True)
     ]
-    w, g = (pytree.like(params, part) for part in (inputs[: len(leaves)], inputs[len(leaves) :]))
+    w, g = (pytree.unflatten(params, part) for part in (inputs[: len(leaves)], inputs[len(leaves) :]))
     update, outputs, entries = _step_outputs(optimizer, params, w, g, names, grads)
     model, bound = build(outputs, [*inputs, *entries], name="update")
     return update._replace(model=model, bound=bound)
@@ -94,7 +94,7 @@ def whole_step(
     # Users cannot have this name: such an argument would be renamed.
     grads = tuple(f"gradient {i}" for i in range(len(leaves)))
     update, ends, entries = _step_outputs(
-        optimizer, params, params, pytree.like(params, slopes), names, grads
+        optimizer, params, params, pytree.unflatten(params, slopes), names, grads
     )
     model, bound = build(
         {**outputs, **ends},
@@ -120,7 +120,7 @@ def _step_outputs(
     leaves = pytree.leaves(initial, "optimizer's state")
     state = tuple(f"optimizer.{i}" for i in range(len(leaves)))
     entries = [input(name, leaf.shape, leaf.dtype) for name, leaf in zip(state, leaves, strict=True)]
-    new_params, new_state = optimizer.step(w, g, pytree.like(initial, entries))
+    new_params, new_state = optimizer.step(w, g, pytree.unflatten(initial, entries))
     # In the order of the state, whatever the order in which the optimizer returns it.
     ordered = pytree.map_leaves(lambda _, now: now, initial, new_state) if leaves else {}
     ends = pytree.leaves(new_params) + pytree.leaves(ordered)

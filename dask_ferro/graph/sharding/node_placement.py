@@ -34,7 +34,7 @@ class NodePlacement(NamedTuple):
         return (self.stage, self.workers) == (other.stage, other.workers)
 
 
-UNPLACED = NodePlacement()
+NO_PLACE = NodePlacement()
 
 
 def place(node: ir.Node, placement: NodePlacement) -> None:
@@ -64,14 +64,14 @@ def placements(nodes: Sequence[ir.Node]) -> dict[ir.Node, NodePlacement]:
     sites: dict[ir.Node, NodePlacement] = {}
     position = {node: number for number, node in enumerate(nodes)}
     for node in nodes:
-        makers = [maker for maker in node.predecessors() if sites.get(maker, UNPLACED) != UNPLACED]
+        makers = [maker for maker in node.predecessors() if sites.get(maker, NO_PLACE) != NO_PLACE]
         own = placement_of(node)
-        if own == UNPLACED and makers:
+        if own == NO_PLACE and makers:
             own = sites[max(makers, key=position.__getitem__)]
         sites[node] = own
     # In reverse order, so that a chain of unplaced nodes takes the placement of its final reader.
     for node in reversed(nodes):
-        if sites[node] == UNPLACED:
+        if sites[node] == NO_PLACE:
             readers = [reader for reader in node.successors() if reader in position]
             sites[node] = sites[min(readers, key=position.__getitem__, default=node)]
     return sites

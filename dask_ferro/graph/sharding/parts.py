@@ -1,6 +1,6 @@
 """The part of a value on each rank, and the split of whole arrays into parts.
 
-`lower.ranks.sharded` joins parts to whole arrays again, and decides on the parts' places and messages.
+`lower.ranks.sharded_array` joins parts to whole arrays again, and decides on the parts' places and messages.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from dask_ferro.graph.sharding.requests import check, refuse
 from dask_ferro.graph.sharding.strategies import Strategy, operands, strategies
 from dask_ferro.policy.estimates import Link
 
-_NOTHING: Mapping[str, ByAxis] = MappingProxyType({})
+_NO_AXES: Mapping[str, ByAxis] = MappingProxyType({})
 
 
 def propagate(
@@ -58,9 +58,9 @@ def propagate(
     mesh: Mesh,
     placed: Mapping[str, ByAxis],
     *,
-    outputs: Mapping[str, ByAxis] = _NOTHING,
-    starts: Mapping[str, ByAxis] = _NOTHING,
-    sequences: Mapping[str, ByAxis] = _NOTHING,
+    outputs: Mapping[str, ByAxis] = _NO_AXES,
+    starts: Mapping[str, ByAxis] = _NO_AXES,
+    sequences: Mapping[str, ByAxis] = _NO_AXES,
     link: Link = FLOW_LINK,
     profile: DeviceProfile = CPU,
 ) -> Sharding:

@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 import onnx_ir as ir
 
 from dask_ferro.graph.ir.domain import OWN_DOMAIN
-from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement, placements
+from dask_ferro.graph.sharding.node_placement import NO_PLACE, NodePlacement, placements
 from dask_ferro.graph.sharding.redistribute import COLLECTIVES
 from dask_ferro.graph.sharding.spmd import RANK, RANKS
 
@@ -54,7 +54,7 @@ class RankSegment(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     before: int
-    site: NodePlacement = UNPLACED
+    site: NodePlacement = NO_PLACE
 
 
 class Bucket(NamedTuple):
@@ -70,7 +70,7 @@ class Bucket(NamedTuple):
     reads: tuple[tuple[str, ...], ...]
     makes: tuple[tuple[str, ...], ...]
     nbytes: int
-    site: NodePlacement = UNPLACED
+    site: NodePlacement = NO_PLACE
 
 
 class GraphCut(NamedTuple):

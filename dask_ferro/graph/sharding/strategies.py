@@ -56,7 +56,7 @@ def _by_label(o: TypedNode, labels: Rule, ranks: int, parts: Parts) -> Iterator[
         inputs = [_shard(dims, label, WHOLE) for dims in labels.inputs][: len(o.node.inputs)]
         inputs += [WHOLE] * (len(o.node.inputs) - len(inputs))
         outputs = tuple(_shard(dims, label, rest) for dims in labels.outputs)
-        yield Strategy(tuple(inputs), outputs, _once(o, labels) if is_reduced else (), label)
+        yield Strategy(tuple(inputs), outputs, _single_axes(o, labels) if is_reduced else (), label)
 
 
 def _shard(dims: tuple[str | None, ...], label: str, otherwise: Placement) -> Placement:
@@ -69,11 +69,11 @@ def _by_linearity(o: TypedNode, labels: Rule) -> Iterator[Strategy]:
             term = Partial(reduction)
             inputs = tuple(term if i in group else WHOLE for i in range(len(o.node.inputs)))
             # Every rank adds the summand of a mean; one rank adds the summand of a sum.
-            once = _once(o, labels) if reduction == "sum" else ()
+            once = _single_axes(o, labels) if reduction == "sum" else ()
             yield Strategy(inputs, (term,) * len(o.node.outputs), once)
 
 
-def _once(o: TypedNode, labels: Rule) -> tuple[int, ...]:
+def _single_axes(o: TypedNode, labels: Rule) -> tuple[int, ...]:
     return tuple(position for position in labels.once if o.has(position))
 
 

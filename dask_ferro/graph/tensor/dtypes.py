@@ -12,19 +12,19 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, COMPLEX, SIGNED, UNSIGNED
+from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, COMPLEX, SIGNED_INTS, UNSIGNED_INTS
 from dask_ferro.graph.tensor.rows import example
 
 DTypeLike: TypeAlias = npt.DTypeLike | ir.DataType | None
 
 _KINDS: dict[str, frozenset[ir.DataType]] = {
     "bool": frozenset({ir.DataType.BOOL}),
-    "signed integer": SIGNED,
-    "unsigned integer": UNSIGNED,
-    "integral": SIGNED | UNSIGNED,
+    "signed integer": SIGNED_INTS,
+    "unsigned integer": UNSIGNED_INTS,
+    "integral": SIGNED_INTS | UNSIGNED_INTS,
     "real floating": ARITHMETIC_FLOATS,
     "complex floating": COMPLEX,
-    "numeric": SIGNED | UNSIGNED | ARITHMETIC_FLOATS | COMPLEX,
+    "numeric": SIGNED_INTS | UNSIGNED_INTS | ARITHMETIC_FLOATS | COMPLEX,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir.dtypes import ARITHMETIC, INTEGER, SIGNED, UNSIGNED
+from dask_ferro.graph.ir.dtypes import ARITHMETIC, INTEGER, SIGNED_INTS, UNSIGNED_INTS
 from dask_ferro.graph.tensor.dims import broadcast
 from dask_ferro.graph.tensor.rows import example, row
 from dask_ferro.graph.tensor.tensor import (
@@ -39,7 +39,7 @@ Binary = Callable[[TensorLike, TensorLike], Tensor]
 
 _BOOL = ir.DataType.BOOL
 _BROADCAST = "elementwise and with broadcasting"
-_UNCHANGED = "elementwise; integers are unchanged"
+_INT_RULE = "elementwise; integers are unchanged"
 
 
 def _unary(
@@ -95,7 +95,7 @@ def _binary(
     return function
 
 
-_compared, _logical = partial(_binary, result=_BOOL), partial(_binary, check=bools)
+_comparison, _logical = partial(_binary, result=_BOOL), partial(_binary, check=bools)
 
 
 def _bitwise(name: str, sign: str, op_type: str, logic: str, says: str, shown: str) -> Binary:
@@ -119,12 +119,12 @@ def _shift(direction: str, x1: TensorLike, x2: TensorLike) -> Tensor:
     a, b = promote(name, x1, x2)
     dtype = integers(a, name).type.dtype
     # BitShift accepts only unsigned integers: a signed integer is shifted as the unsigned integer of its width.
-    wide = ir.DataType[f"U{dtype.name}"] if dtype in SIGNED else dtype
+    wide = ir.DataType[f"U{dtype.name}"] if dtype in SIGNED_INTS else dtype
 
     def shifts(x: Tensor) -> Tensor:
         return cast(binary("BitShift", cast(x, wide), cast(b, wide), direction=direction), dtype)
 
-    if direction == "LEFT" or dtype not in SIGNED:
+    if direction == "LEFT" or dtype not in SIGNED_INTS:
         return shifts(a)
     # The complement of a negative number is not negative, so zeros may follow it.
     return where(a < 0, bitwise_invert(shifts(bitwise_invert(a))), shifts(a))
@@ -171,20 +171,20 @@ isnan = _by_kind("isnan", lambda x: elementwise("IsNaN", x, _BOOL),
     "whether x is not a number, elementwise; no integer is", '[1.0, float("nan")]', "[False,  True]", lambda x: x != x)
 isinf = _by_kind("isinf", lambda x: elementwise("IsInf", x, _BOOL),
     "whether x is an infinity, elementwise; no integer is", '[1.0, float("inf")]', "[False,  True]", lambda x: x != x)
-floor = _by_kind("floor", partial(elementwise, "Floor"), f"the largest whole number not above x, {_UNCHANGED}",
+floor = _by_kind("floor", partial(elementwise, "Floor"), f"the largest whole number not above x, {_INT_RULE}",
     "[0.2, 1.7]", "[0., 1.], dtype=float32")
-ceil = _by_kind("ceil", partial(elementwise, "Ceil"), f"the smallest whole number not below x, {_UNCHANGED}",
+ceil = _by_kind("ceil", partial(elementwise, "Ceil"), f"the smallest whole number not below x, {_INT_RULE}",
     "[0.2, 1.7]", "[1., 2.], dtype=float32")
-round = _by_kind("round", partial(elementwise, "Round"), f"the nearest whole number, halves to even, {_UNCHANGED}",
+round = _by_kind("round", partial(elementwise, "Round"), f"the nearest whole number, halves to even, {_INT_RULE}",
     "[0.5, 1.5, 2.4]", "[0., 2., 2.], dtype=float32")
 trunc = _by_kind("trunc", lambda x: where(x < 0, ceil(x), floor(x)),
-    f"the whole number that is left without the fraction, {_UNCHANGED}", "[-1.7, 1.7]", "[-1.,  1.], dtype=float32")
+    f"the whole number that is left without the fraction, {_INT_RULE}", "[-1.7, 1.7]", "[-1.,  1.], dtype=float32")
 abs = _unary("abs", "Abs", "the absolute value, elementwise", "[-1.5, 2.0]", "[1.5, 2. ], dtype=float32")
 sign = _unary("sign", "Sign", "-1, 0 or 1, elementwise", "[-3, 0, 5]", "[-1,  0,  1]")
 square = _unary("square", lambda x: x * x, "x * x, elementwise", "[2.0, 3.0]", "[4., 9.], dtype=float32")
 positive = _unary("positive", lambda x: x, "x, a tensor of numbers", "[-1, 2]", "[-1,  2]")
 negative = _unary("negative", "Neg", "-x, elementwise; unsigned integers are refused", "[1, -2]", "[-1,  2]",
-    partial(of_kind, ARITHMETIC - UNSIGNED, "numbers that have a sign"))
+    partial(of_kind, ARITHMETIC - UNSIGNED_INTS, "numbers that have a sign"))
 logical_not = _unary("logical_not", "Not", "whether x, a tensor of bools, is false, elementwise",
     "[True, False]", "[False,  True]", bools)
 bitwise_invert = _unary("bitwise_invert",
@@ -200,13 +200,13 @@ divide = _binary("divide", "Div", "the quotient of floating point numbers", "[1.
 pow = _binary("pow", "Pow", "x1 to the power of x2", "[2.0, 3.0], 2.0", "[4., 9.], dtype=float32", to=".round(3)")
 maximum = _binary("maximum", "Max", "the larger one", "[1, 5], [3, 4]", "[3, 5]")
 minimum = _binary("minimum", "Min", "the smaller one", "[1, 5], [3, 4]", "[1, 4]")
-equal = _compared("equal", "Equal", "whether both are equal", "[1, 2], [1, 3]", "[ True, False]", check=None)
+equal = _comparison("equal", "Equal", "whether both are equal", "[1, 2], [1, 3]", "[ True, False]", check=None)
 not_equal = _binary("not_equal", lambda x1, x2: logical_not(equal(x1, x2)), "whether both differ", "[1, 2], [1, 3]",
     "[False,  True]")
-less = _compared("less", "Less", "whether x1 < x2", "[1, 2], [1, 3]", "[False,  True]")
-less_equal = _compared("less_equal", "LessOrEqual", "whether x1 <= x2", "[1, 2], [1, 3]", "[ True,  True]")
-greater = _compared("greater", "Greater", "whether x1 > x2", "[1, 4], [1, 3]", "[False,  True]")
-greater_equal = _compared("greater_equal", "GreaterOrEqual", "whether x1 >= x2", "[1, 2], [1, 3]", "[ True, False]")
+less = _comparison("less", "Less", "whether x1 < x2", "[1, 2], [1, 3]", "[False,  True]")
+less_equal = _comparison("less_equal", "LessOrEqual", "whether x1 <= x2", "[1, 2], [1, 3]", "[ True,  True]")
+greater = _comparison("greater", "Greater", "whether x1 > x2", "[1, 4], [1, 3]", "[False,  True]")
+greater_equal = _comparison("greater_equal", "GreaterOrEqual", "whether x1 >= x2", "[1, 2], [1, 3]", "[ True, False]")
 logical_and = _logical("logical_and", "And", "whether both are true", "[True, False], [True, True]", "[ True, False]")
 logical_or = _logical("logical_or", "Or", "whether x1 or x2 is true", "[True, False], [False, False]", "[ True, False]")
 logical_xor = _logical("logical_xor", "Xor", "whether both differ", "[True, False], [True, True]", "[False,  True]")
@@ -381,7 +381,7 @@ def floor_divide(x1: TensorLike, x2: TensorLike, /) -> Tensor:
     """
     a, b = promote("floor_divide", x1, x2)
     quotient = binary("Div", numbers(a, "floor_divide"), b)
-    if a.type.dtype in UNSIGNED:
+    if a.type.dtype in UNSIGNED_INTS:
         return quotient
     if not a.is_floating:
         # ONNX truncates, which is one too high if the quotient is negative and not exact.

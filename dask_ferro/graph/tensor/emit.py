@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir import regions
-from dask_ferro.graph.model.self_contained import CHECKED_KEY, write
+from dask_ferro.graph.model.embedding import CHECKED_KEY, write
 from dask_ferro.graph.tensor.tensor import OPSET, Node, Tensor, TensorSource, TensorType
 
 Outputs = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
@@ -30,7 +30,7 @@ _KEY_BYTES = 1024
 _EARLIEST_IR = 10
 
 
-class Built(NamedTuple):
+class BuiltModel(NamedTuple):
     """A model with the data of its arguments, by name."""
 
     model: ir.Model
@@ -43,7 +43,7 @@ def build(
     *,
     name: str = "tensors",
     names: Mapping[str, Tensor] | None = None,
-) -> Built:
+) -> BuiltModel:
     """Return the model that computes `outputs`, with the data of its inputs.
 
     A mapping names the model's outputs; otherwise they are y, or y_0, y_1 and so on.  Arguments or constants of
@@ -76,7 +76,7 @@ def build(
         str(value.name): source.data if source.tensor is None else source.tensor.numpy()
         for value, source in zip(entries, arguments, strict=True)
     }
-    return Built(model, {label: values for label, values in data.items() if values is not None})
+    return BuiltModel(model, {label: values for label, values in data.items() if values is not None})
 
 
 def to_model(outputs: Outputs, inputs: Sequence[Tensor] = (), *, name: str = "tensors") -> ir.Model:

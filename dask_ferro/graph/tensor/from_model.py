@@ -240,7 +240,7 @@ def _outputs(
     opsets: Mapping[str, int],
     half: ir.DataType | None,
 ) -> dict[str, Tensor]:
-    around, own = regions.current(), regions.region_of(node)
+    around, own = regions.current_region(), regions.region_of(node)
     path = "/".join(part for part in (around.path, own.path) if part)
     domain = "" if node.domain == "ai.onnx" else node.domain
     opset, region = opsets.get(domain, 1), regions.Region(path, own.phase or around.phase)

@@ -31,20 +31,20 @@ def leaves(tree: Tree, where: str = "parameters") -> list[Tensor]:
     return list(_tensors(tree, where).values())
 
 
-def like(tree: Tree, values: Iterable[Any]) -> Tree:
+def unflatten(tree: Tree, values: Iterable[Any]) -> Tree:
     """Return the tree with its leaves replaced by `values`, in order; named tuples keep their types."""
     left = iter(values)
     if isinstance(tree, Mapping):
-        return {key: like(part, left) for key, part in tree.items()}
+        return {key: unflatten(part, left) for key, part in tree.items()}
     if isinstance(tree, Sequence):
-        parts = [like(part, left) for part in tree]
+        parts = [unflatten(part, left) for part in tree]
         return getattr(type(tree), "_make", tuple)(parts) if isinstance(tree, tuple) else parts
     return next(left)
 
 
 def map_leaves(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Return the tree of `fn(leaf, *leaves of the other trees at the same path)`."""
-    return like(tree, [fn(*row) for _, row in rows(tree, *others)])
+    return unflatten(tree, [fn(*row) for _, row in rows(tree, *others)])
 
 
 def rows(tree: Tree, *others: Tree) -> list[tuple[Path, tuple[Tensor, ...]]]:

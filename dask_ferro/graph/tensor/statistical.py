@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir.dtypes import SIGNED, UNSIGNED
+from dask_ferro.graph.ir.dtypes import SIGNED_INTS, UNSIGNED_INTS
 from dask_ferro.graph.tensor import manipulation as xp
 from dask_ferro.graph.tensor.dims import Shape, axes_of, axis_of, sizes
 from dask_ferro.graph.tensor.dtypes import DTypeLike, dtype_of
@@ -58,9 +58,9 @@ def _summable(x: TensorLike, where: str, dtype: DTypeLike = None) -> Tensor:
     if dtype is not None:
         return numbers(cast(asarray(x), dtype_of(dtype)), where)
     tensor = numbers(x, where)
-    if tensor.type.dtype in SIGNED:
+    if tensor.type.dtype in SIGNED_INTS:
         return cast(tensor, ir.DataType.INT64)
-    return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in UNSIGNED else tensor
+    return cast(tensor, ir.DataType.UINT64) if tensor.type.dtype in UNSIGNED_INTS else tensor
 
 
 @example("sum([[1, 2], [3, 4]], axis=1).compute()", "array([3, 7])")

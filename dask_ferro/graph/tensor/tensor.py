@@ -105,7 +105,7 @@ class Node:
     domain: str = ""
     opset: int = OPSET
     name: str | None = None
-    region: regions.Region = field(default_factory=regions.current)
+    region: regions.Region = field(default_factory=regions.current_region)
     # Whether it stops gradients, whatever its op; no model has this mark.
     is_stop: bool = False
     number: int = field(default_factory=lambda: next(_NUMBERS))

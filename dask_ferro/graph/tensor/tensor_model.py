@@ -28,12 +28,12 @@ from onnx.helper import make_tensor_value_info
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.ir.dtypes import ARITHMETIC_FLOATS, HALVES
-from dask_ferro.graph.model.load import Loaded
+from dask_ferro.graph.model.load import LoadedModel
 from dask_ferro.graph.model.original import Original
 from dask_ferro.graph.tensor.dims import format_shape, sizes
 from dask_ferro.graph.tensor.from_model import WIDE, Readable, constant, find_needed, record, to_readable
 from dask_ferro.graph.tensor.tensor import Tensor, TensorType, asarray, bind_argument, constant_of
-from dask_ferro.words import few
+from dask_ferro.words import list_names
 
 # A value of an input or a weight: a Tensor, or an array of any library that numpy reads.
 Value: TypeAlias = Any
@@ -100,7 +100,7 @@ class TrainableModel:
     >>> model.save("tuned.onnx", params=tuned)  # doctest: +SKIP
     """
 
-    loaded: Loaded
+    loaded: LoadedModel
     name: str
     ends: tuple[str, ...]
     readable: Readable
@@ -278,7 +278,7 @@ class TrainableModel:
         return [make_tensor_value_info(name, int(type_.dtype or 0), type_.shape) for name, type_ in types]
 
 
-def tensor_model(loaded: Loaded, name: str) -> TrainableModel:
+def tensor_model(loaded: LoadedModel, name: str) -> TrainableModel:
     """Return a loaded model, with its original, as a function of tensors; raises errors like `from_model`."""
     original = loaded.original
     assert original is not None
@@ -296,7 +296,7 @@ def tensor_model(loaded: Loaded, name: str) -> TrainableModel:
     return TrainableModel(loaded, name, _ends(loaded), readable, weights)
 
 
-def _ends(loaded: Loaded) -> tuple[str, ...]:
+def _ends(loaded: LoadedModel) -> tuple[str, ...]:
     return tuple(str(value.name) for value in loaded.model.graph.outputs)
 
 
@@ -387,4 +387,4 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    return few(map(repr, names), most=_MAX_NAMES) or "none"
+    return list_names(map(repr, names), most=_MAX_NAMES) or "none"

@@ -20,10 +20,10 @@ import onnx_ir as ir
 from dask_ferro import config
 from dask_ferro.errors import InputError
 from dask_ferro.graph.model.digest import digest_of
-from dask_ferro.graph.model.load import Loaded
+from dask_ferro.graph.model.load import LoadedModel
 from dask_ferro.lower.layer import Key, TaskInput, future_input
 from dask_ferro.lower.portable import PortableCall
-from dask_ferro.lower.shared import is_on_this_host
+from dask_ferro.lower.shared_memory import is_on_this_host
 from dask_ferro.lower.upstream import Alias, DataNode
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class ModelCopy(DataNode):
         return Alias, (self.key, self.future.key)
 
 
-def copy_for(loaded: Loaded, path: str, client: Any) -> TaskInput | None:
+def copy_for(loaded: LoadedModel, path: str, client: Any) -> TaskInput | None:
     """Return the content of a model as a task's result, or None when all workers see its path.
 
     Dask stores the content, and sends it to another worker if one is lost.
@@ -76,7 +76,7 @@ def copy_for(loaded: Loaded, path: str, client: Any) -> TaskInput | None:
     return future_input(future)._replace(layers={future.key: {future.key: ModelCopy(future.key, future)}})
 
 
-def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, Any] | None:
+def unseen_content(loaded: LoadedModel, path: str, client: Any) -> np.ndarray[Any, Any] | None:
     """Return the bytes of a model's file as it was loaded, or None when all workers see its path.
 
     Raises
@@ -97,7 +97,7 @@ def unseen_content(loaded: Loaded, path: str, client: Any) -> np.ndarray[Any, An
     return _content(loaded, path)
 
 
-def _content(loaded: Loaded, path: str) -> np.ndarray[Any, Any]:
+def _content(loaded: LoadedModel, path: str) -> np.ndarray[Any, Any]:
     if loaded.content is not None:
         return np.frombuffer(loaded.content, dtype=np.uint8)
     content = np.fromfile(path, dtype=np.uint8)

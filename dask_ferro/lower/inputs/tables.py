@@ -25,10 +25,10 @@ import narwhals as nw
 import numpy as np
 
 from dask_ferro.errors import InputError
-from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.preparation.model import PreparedModel
 from dask_ferro.lower.signature import FEATURE_NAMES, Signature, ValueSpec, convert
 from dask_ferro.lower.upstream import infers_meta
-from dask_ferro.words import few
+from dask_ferro.words import list_names
 
 _LIBRARIES = frozenset(("pandas", "polars", "pyarrow", "modin", "cudf"))
 _NAMES_SHOWN = 8
@@ -258,7 +258,7 @@ def _input(
             " others in passthrough= of ff.predict_files"
         )
         return np.empty(0)
-    plain = _plain(frame, columns, spec)
+    plain = _read_matrix(frame, columns, spec)
     if plain is not None:
         return plain
     found = [_values(frame[c], spec, problems) for c in columns]
@@ -267,7 +267,7 @@ def _input(
     return np.column_stack(found)
 
 
-def _plain(frame: nw.DataFrame, columns: Sequence[str], spec: ValueSpec) -> np.ndarray | None:
+def _read_matrix(frame: nw.DataFrame, columns: Sequence[str], spec: ValueSpec) -> np.ndarray | None:
     """Return columns of floats of the input's dtype as a matrix in one call; None for any others."""
     # Column by column, a thousand of them take as long as a model.
     wanted = {"float32": nw.Float32, "float64": nw.Float64}.get(str(spec.dtype))
@@ -419,4 +419,4 @@ def empty_results(sig: Signature) -> dict[str, np.ndarray]:
 
 
 def _list_columns(columns: Sequence[str]) -> str:
-    return few(map(repr, columns), most=_NAMES_SHOWN)
+    return list_names(map(repr, columns), most=_NAMES_SHOWN)

@@ -17,7 +17,7 @@ from typing import Any
 from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.graph.ops.states import Finding
-from dask_ferro.lower.prepared.prepared import PreparedModel, SizedModel, with_defaults_replaced
+from dask_ferro.lower.preparation.model import PreparedModel, SizedModel, with_defaults_replaced
 from dask_ferro.lower.signature import (
     Signature,
     batch_remedy,
@@ -109,7 +109,7 @@ def bind(
     arrays = call_arrays(sig, given, title)
     # The inputs that carry the batch have to be known before chunks are created or read.
     is_cut = batch_size is not None or any(map(is_dask_array, arrays.values()))
-    model = with_batched(model, arrays, batch_inputs, is_cut=is_cut)
+    model = mark_batched(model, arrays, batch_inputs, is_cut=is_cut)
     arrays = _rechunk(arrays, model.signature.carried, batch_size)
     return BoundModel(model, arrays, _row_chunks(model.signature, arrays, batch_size), granularity)
 
@@ -129,7 +129,7 @@ def check_batch_size(batch_size: Any, title: str) -> int | None:
 # ---- which inputs are cut ------------------------------------------------------------------------------------
 
 
-def with_batched(
+def mark_batched(
     opened: PreparedModel, arrays: Mapping[str, Any], names: Collection[str] | None, *, is_cut: bool
 ) -> PreparedModel:
     """Return the model with the inputs that carry the batch in this call.

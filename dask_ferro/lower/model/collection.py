@@ -22,15 +22,15 @@ from dask_ferro import config
 from dask_ferro.errors import InputError
 from dask_ferro.graph.bundling.plan import Bundle, Granularity, Plan
 from dask_ferro.lower.client import live_client
-from dask_ferro.lower.inputs.labelled import LabelledInputs, read_labelled
+from dask_ferro.lower.inputs.labels import LabelledInputs, read_labelled
 from dask_ferro.lower.inputs.partitions import map_partitions
 from dask_ferro.lower.inputs.tables import TableForm, table_of
-from dask_ferro.lower.model.bound import BoundModel, bind, check_batch_size, with_batched
+from dask_ferro.lower.model.bound import BoundModel, bind, check_batch_size, mark_batched
 from dask_ferro.lower.model.render import facts_of
 from dask_ferro.lower.model.row_check import check_rows
 from dask_ferro.lower.portable import portable
-from dask_ferro.lower.prepared.prepared import PreparedModel, open_model, reopen
-from dask_ferro.lower.prepared.store import is_temporary
+from dask_ferro.lower.preparation.model import PreparedModel, open_model, reopen
+from dask_ferro.lower.preparation.store import is_temporary
 from dask_ferro.lower.signature import Signature, ValueSpec, comes_later, shape_of, synthetic
 from dask_ferro.lower.worker.sessions import ModelRef
 
@@ -371,7 +371,7 @@ class Model(DaskMethodsMixin):
     def _synthetic(self) -> BoundModel:
         opened, defaults = self._opened, self._defaults
         if defaults.batch_inputs is not None:
-            opened = with_batched(opened, {}, defaults.batch_inputs, is_cut=True)
+            opened = mark_batched(opened, {}, defaults.batch_inputs, is_cut=True)
         inputs = synthetic(opened.signature, defaults.batch_size)
         bound = bind(opened, inputs, **defaults._asdict())
         _check_chunks(bound)
@@ -421,7 +421,7 @@ def _reopen(ref: ModelRef, content: bytes | None, name: str, defaults: CallDefau
     return Model(reopen(ref, content, name), defaults)
 
 
-def prepared_of(model: Model) -> PreparedModel:
+def prepared_model_of(model: Model) -> PreparedModel:
     """Return the loaded model of a graph, its signature and plans, for code that shows, compares or streams it."""
     return model._opened
 

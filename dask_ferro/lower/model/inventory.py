@@ -21,7 +21,7 @@ from dask_ferro.graph.bundling.plan import Granularity, Plan, dag, plan
 from dask_ferro.graph.bundling.summary import Bound, OpRow, bound, per_op
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import ValueType, infer
-from dask_ferro.graph.model.load import Loaded, load
+from dask_ferro.graph.model.load import LoadedModel, load
 from dask_ferro.lower.signature import Signature, ValueSpec, signature
 from dask_ferro.lower.worker.models import limits
 
@@ -149,7 +149,7 @@ def _engines(rated: Sequence[Support], made: Plan | None) -> list[str]:
 
 
 def _types_at(
-    loaded: Loaded, sig: Signature, batch: int | None, path: str
+    loaded: LoadedModel, sig: Signature, batch: int | None, path: str
 ) -> tuple[int, Mapping[str, ValueType]]:
     # An open batch is priced for one row, so that costs of models compare.
     if isinstance(sig.batch, str):

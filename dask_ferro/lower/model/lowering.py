@@ -50,7 +50,7 @@ from dask_ferro.lower.signature import Dim, comes_later
 from dask_ferro.lower.upstream import List, TaskRef
 from dask_ferro.lower.worker.outputs import OutputCheck, Sizes, join_chunks, pick, shape_at, together_by_name
 from dask_ferro.lower.worker.task import WORTH_THREADS_S, BundleRef, run_bundle
-from dask_ferro.trace import ABOUT
+from dask_ferro.trace import PART_ANNOTATION
 
 
 def outputs_of(bound: BoundModel, client: Any) -> Any:
@@ -232,7 +232,7 @@ def _region_annotation(bound: BoundModel, series: Sequence[KeySeries]) -> dict[s
     found = ByHead()
     for keys, bundle in zip(series, bound.plan.bundles, strict=True):
         found[keys.head] = tuple(task_annotation(nodes[i] for i in bundle.nodes))
-    return {ABOUT: found}
+    return {PART_ANNOTATION: found}
 
 
 def _cost(bound: BoundModel, bundle: Bundle) -> TaskCost:

@@ -9,8 +9,8 @@ from itertools import chain
 from dask_ferro.engines.selection import route
 from dask_ferro.graph.bundling.plan import Bundle
 from dask_ferro.lower.inputs.tables import describe_columns
-from dask_ferro.lower.prepared.prepared import PreparedModel
-from dask_ferro.words import at_most, count, size
+from dask_ferro.lower.preparation.model import PreparedModel
+from dask_ferro.words import count, limit_texts, size
 
 _OPS_SHOWN = 6
 # A label and its text, shown as one line or one row of a table.
@@ -19,7 +19,7 @@ Fact = tuple[str, str]
 
 def facts_of(opened: PreparedModel, ops: Counter[str], bundles: Sequence[Bundle]) -> list[Fact]:
     """Return the facts that both forms show; without bundles, the model cannot be planned yet."""
-    common = ", ".join(at_most(_OPS_SHOWN, [f"{n} {op}" for op, n in ops.most_common()], before="and "))
+    common = ", ".join(limit_texts(_OPS_SHOWN, [f"{n} {op}" for op, n in ops.most_common()], before="and "))
     sig = opened.signature
     return [
         ("inputs", "; ".join(map(str, sig.inputs)) or "none"),

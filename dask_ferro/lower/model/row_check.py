@@ -17,7 +17,7 @@ import numpy as np
 
 from dask_ferro.errors import InputError
 from dask_ferro.lower.model.bound import IN_ONE_TASK, BoundModel, refuse_sure
-from dask_ferro.lower.prepared.prepared import PreparedModel
+from dask_ferro.lower.preparation.model import PreparedModel
 from dask_ferro.lower.signature import ValueSpec, made_up_array, may_carry, shape_of
 
 # Rows that are tried, and in which pieces: a single row, which a model may treat as no batch at all, and several.
@@ -118,15 +118,15 @@ def _are_close(whole: Any, parts: Sequence[Any]) -> bool:
     """Whether the parts together equal the whole, except for the order of sums."""
     if isinstance(whole, list):
         joined = list(chain.from_iterable(parts))
-        return len(joined) == len(whole) and all(map(_equal, whole, joined))
+        return len(joined) == len(whole) and all(map(_are_equal, whole, joined))
     try:
-        return _equal(whole, np.concatenate(parts))
+        return _are_equal(whole, np.concatenate(parts))
     except ValueError:
         # Parts without axes, or of several widths.
         return False
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _are_equal(one: Any, other: Any) -> bool:
     a, b = np.asarray(one), np.asarray(other)
     if a.shape != b.shape:
         return False

@@ -8,7 +8,7 @@ The walk of a call, and the module of each step:
       StepTasks                of a pipeline: the tasks of each micro-batch, in the schedule's order    scheduled
       annotations_of           the member that runs each task: a thread of the rank's worker          rank_assignment
     {"y": ShardedArray}        the tasks that make y, and the places of its parts; none has run       sharded
-    client.persist(y)          Dask's scheduler makes one flow of the tasks of ranks                  lower.bundled
+    client.persist(y)          Dask's scheduler makes one flow of the tasks of ranks                  lower.bundling
     ranks({"x": x2, "w": y})   reads the parts without moving them
     gather({"y": y})           parts are fetched, and joined                                          sharded
 

@@ -2,11 +2,11 @@
 
     arrays --`feed`--> places of the tasks' inputs;  RankTasks, under a name of the call's own --> a layer, a graph
 
-A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`scheduled`).  Calls that follow each
+A graph of ranks (`spmd.Ranks`) is called, and so are the steps of a pipeline (`schedule`).  Calls that follow each
 other, as in a training, have one template:
 
     call 0   tasks of its own, because its inputs come from anywhere
-    call 1   reads outputs of call 0, and is the template of calls 2, 3, ... (`lower.repeated`)
+    call 1   reads outputs of call 0, and is the template of calls 2, 3, ... (`lower.repetition`)
 
 Dask keeps all tasks that a part depends on: the tasks of every earlier step, batches included.  So an input that
 depends on ``ferro.ranks.checkpoint-calls`` submissions is fetched by the client and becomes an array of the call.
@@ -28,7 +28,7 @@ from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
-from dask_ferro.lower.ranks.sharded import (
+from dask_ferro.lower.ranks.sharded_array import (
     Arrays,
     CallGraph,
     CallTasks,
@@ -38,7 +38,7 @@ from dask_ferro.lower.ranks.sharded import (
     write_layer,
 )
 from dask_ferro.lower.ranks.spmd_tasks import Places, RankTasks
-from dask_ferro.lower.repeated import RepeatedTasks
+from dask_ferro.lower.repetition import RepeatedTasks
 
 Outputs = dict[str, ShardedArray]
 

@@ -4,7 +4,7 @@
 
 A call on a batch returns a `PipelineRun`, a Dask collection of loss and gradients, or of outputs.  Gradients of
 micro-batches are added in the order of micro-batches, whatever the schedule, so every schedule gives the same bits.
-`scheduled` defines the tasks.
+`schedule` defines the tasks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dask_ferro.errors import InputError
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.parallel.config import PlanFile, read_plan
 from dask_ferro.graph.parallel.pipeline_ranks import plan_regions
-from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
-from dask_ferro.graph.pipeline.named import usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.schedules import make_schedule as named_schedule
+from dask_ferro.graph.pipeline.schedules import usual_chunks
 from dask_ferro.graph.pipeline.stages import LOSS, RegionCuts, cut_stages
 from dask_ferro.graph.pipeline.update import UpdateGraph, update_graph, whole_step
 from dask_ferro.graph.tensor import pytree

@@ -33,12 +33,12 @@ from dask_ferro.graph.pipeline.update import UpdateGraph, next_name
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.pytree import Tree
-from dask_ferro.lower.prepared.prepared import open_model
+from dask_ferro.lower.preparation.model import open_model
 from dask_ferro.lower.ranks.calls import RankFunction, member_tuples
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.run import PipelineRun, RunForm, Step, micro_batch_name
-from dask_ferro.lower.ranks.scheduled import ScheduledRanks
-from dask_ferro.lower.ranks.sharded import Arrays
+from dask_ferro.lower.ranks.schedule import ScheduledRanks
+from dask_ferro.lower.ranks.sharded_array import Arrays
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.signature import (
     Signature,
@@ -217,7 +217,7 @@ class Pipeline:
             self._opened.ref, self._bundles[sized.seconds > WORTH_THREADS_S], *values.values()
         )
         outputs = dict(zip(bundle.outputs, bundle.each(results), strict=True))
-        step = pytree.like(self._form.result, map(outputs.__getitem__, self._form.names))
+        step = pytree.unflatten(self._form.result, map(outputs.__getitem__, self._form.names))
         return step
 
     @cached_property
@@ -313,7 +313,7 @@ class Pipeline:
     def next_state(self) -> Tree:
         """The outputs that have the optimizer's state after a step, in its form."""
         assert self._update is not None
-        return pytree.like(self._update.form, map(next_name, self._update.state))
+        return pytree.unflatten(self._update.form, map(next_name, self._update.state))
 
     @cached_property
     def workers(self) -> RankWorkers:

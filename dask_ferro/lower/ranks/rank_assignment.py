@@ -23,7 +23,7 @@ from dask_ferro.lower.client import live_client
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.spmd_tasks import RankTasks
 from dask_ferro.lower.stand_in import LACKS
-from dask_ferro.trace import ABOUT
+from dask_ferro.trace import PART_ANNOTATION
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -61,7 +61,7 @@ def annotations_of(tasks: RankTasks, homes: Homes) -> dict[str, Callable[[Key], 
 
     Without workers, tasks run anywhere.
     """
-    annotations: dict[str, Callable[[Key], Any]] = {ABOUT: tasks.about.get}
+    annotations: dict[str, Callable[[Key], Any]] = {PART_ANNOTATION: tasks.about.get}
     needs = {key: {"require": site.device} if site.device else {} for key, (_, site) in tasks.home.items()}
     if any(needs.values()):
         annotations[FERRO] = needs.__getitem__
@@ -100,7 +100,7 @@ class RankWorkers:
         return self._last[1]
 
     def _homes(self, client: Client) -> Homes:
-        from dask_ferro.scheduler.bundled import enable_if_new
+        from dask_ferro.scheduler.bundling import enable_if_new
 
         enable_if_new(client)
         workers = workers_of(client)

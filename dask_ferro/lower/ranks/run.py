@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from dask_ferro.errors import InputError
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.lower.client import current_client
-from dask_ferro.lower.ranks.sharded import CallOutputs, ShardedArray, persist
+from dask_ferro.lower.ranks.sharded_array import CallOutputs, ShardedArray, persist
 
 
 class Step(NamedTuple):
@@ -61,7 +61,7 @@ class PipelineRun(CallOutputs):
         self.gradients: Any = None
         self.params: Any = None
         self.state: Any = None
-        result = pytree.like(form.result, self.arrays.values())
+        result = pytree.unflatten(form.result, self.arrays.values())
         if isinstance(result, Step):
             self.loss, self.params, self.state, self.metrics = result
         elif isinstance(result, tuple):

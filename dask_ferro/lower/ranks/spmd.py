@@ -19,17 +19,17 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_ferro.engines.selection import check, support
 from dask_ferro.graph.cost.roofline import model_cost
 from dask_ferro.graph.ir.inference import infer
+from dask_ferro.graph.model.embedding import CHECKED_KEY
 from dask_ferro.graph.model.load import load_built
-from dask_ferro.graph.model.self_contained import CHECKED_KEY
-from dask_ferro.graph.parallel.apply import Applied
+from dask_ferro.graph.parallel.apply import PlannedGraph
 from dask_ferro.graph.sharding.parts import Spmd
 from dask_ferro.graph.sharding.segments import GraphCut, is_collective
 from dask_ferro.lower.client import live_client
 from dask_ferro.lower.inputs.shipping import copy_for
-from dask_ferro.lower.prepared.store import spool
+from dask_ferro.lower.preparation.store import spool
 from dask_ferro.lower.ranks.calls import RankFunction
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
-from dask_ferro.lower.ranks.sharded import Arrays
+from dask_ferro.lower.ranks.sharded_array import Arrays
 from dask_ferro.lower.ranks.spmd_inputs import check_inputs, feed
 from dask_ferro.lower.ranks.spmd_tasks import Places, RankCall, RankSource, RankTasks
 from dask_ferro.lower.upstream import TaskRef
@@ -95,7 +95,7 @@ class Ranks(RankFunction):
     @classmethod
     def of(
         cls,
-        applied: Applied,
+        applied: PlannedGraph,
         *,
         follow: Mapping[str, str] | None = None,
         dims: Mapping[str, int] | None = None,
@@ -103,7 +103,7 @@ class Ranks(RankFunction):
         """Return a graph with its plan (`apply`): each stage on the workers that the plan numbers.
 
         A stage without numbers has as many workers as there are ranks, after the workers of the previous stage.
-        Parameters and errors are the same as in `Applied.spmd`.
+        Parameters and errors are the same as in `PlannedGraph.spmd`.
         """
         return cls(applied.spmd(follow=follow, dims=dims), workers=applied.workers)
 

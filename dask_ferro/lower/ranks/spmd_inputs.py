@@ -23,7 +23,7 @@ from dask_ferro.graph.sharding.parts import Port, Spmd, holders_of, local_shape,
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.sharding.redistribute import Mesh, text
 from dask_ferro.lower.layer import layers_of
-from dask_ferro.lower.ranks.sharded import Arrays, ShardedArray
+from dask_ferro.lower.ranks.sharded_array import Arrays, ShardedArray
 from dask_ferro.lower.ranks.spmd_tasks import RankCall, take_rows
 from dask_ferro.lower.signature import is_dask_array
 

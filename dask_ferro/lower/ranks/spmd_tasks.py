@@ -23,7 +23,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_ferro.engines.selection import Support, first_engines, route
 from dask_ferro.graph.pipeline.action import KIND_NAMES
-from dask_ferro.graph.sharding.node_placement import UNPLACED, NodePlacement
+from dask_ferro.graph.sharding.node_placement import NO_PLACE, NodePlacement
 from dask_ferro.graph.sharding.parts import Array, Port, Spmd, holders_of
 from dask_ferro.graph.sharding.segments import Bucket, GraphCut, RankSegment, cut_segments, is_collective
 from dask_ferro.lower.annotations import task_annotation
@@ -229,7 +229,7 @@ class RankCall(RankTasks):
 
     def at_reader(self, key: Key, name: str, rank: int) -> PartPlace:
         """Return the place of an input with a key of its own, at its first reader."""
-        return PartPlace(key, -1, (rank, self.source.readers.get(name, UNPLACED)))
+        return PartPlace(key, -1, (rank, self.source.readers.get(name, NO_PLACE)))
 
     def write(self) -> None:
         """Build the tasks of all segments and buckets; every input must have its place."""

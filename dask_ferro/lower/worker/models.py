@@ -27,7 +27,7 @@ from dask_ferro.engines.onnxruntime.session import SessionSettings
 from dask_ferro.engines.onnxruntime.session_model import write_session
 from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.ir.inference import ValueType, declared_type, infer
-from dask_ferro.graph.model.load import Limits, Loaded, load_opened
+from dask_ferro.graph.model.load import Limits, LoadedModel, load_opened
 from dask_ferro.graph.model.source import Source, open_source
 from dask_ferro.lower.annotations import NodeLabels, node_labels
 from dask_ferro.lower.signature import ValueSpec, spec_of
@@ -46,12 +46,12 @@ def limits() -> Limits:
 
 
 # The models that this process has opened, by reference, and by content.
-_models: Cache[Loaded] = Cache(MAX_MODELS, size=None)
+_models: Cache[LoadedModel] = Cache(MAX_MODELS, size=None)
 # Two by content, which may be large.
-_sources: Cache[Loaded] = Cache(2, size=None)
+_sources: Cache[LoadedModel] = Cache(2, size=None)
 
 
-def load_once(source: Source, outputs: object = None) -> Loaded:
+def load_once(source: Source, outputs: object = None) -> LoadedModel:
     """Return a model as `load` does; one that this process has loaded from the same bytes is not loaded again."""
     bounds = limits()
     with open_source(source, bounds.mapped_above) as file:
@@ -63,18 +63,18 @@ def load_once(source: Source, outputs: object = None) -> Loaded:
         return kept if kept.content is None else replace(kept, path=file.path)
 
 
-def _open_once(ref: ModelRef, build: Callable[[], Loaded]) -> Loaded:
+def _open_once(ref: ModelRef, build: Callable[[], LoadedModel]) -> LoadedModel:
     """Return the open model of `ref`; `build` opens it the first time and after a mapped file has changed."""
     return _models.get(ref, build, lambda loaded: loaded.files.are_unchanged())
 
 
-def remember(loaded: Loaded, path: str) -> tuple[ModelRef, Loaded]:
+def remember(loaded: LoadedModel, path: str) -> tuple[ModelRef, LoadedModel]:
     """Return the reference of an opened model at `path`, and the model as tasks of this process have it."""
     ref = ModelRef(path, loaded.digest, loaded.outputs)
     return ref, _open_once(ref, lambda: loaded)
 
 
-def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
+def open_model(ref: ModelRef, copy: Any = None) -> LoadedModel:
     """Return the model that `ref` names, opened once per process.
 
     Raises
@@ -85,7 +85,7 @@ def open_model(ref: ModelRef, copy: Any = None) -> Loaded:
     return _open_once(ref, lambda: _open(ref, copy))
 
 
-def _open(ref: ModelRef, copy: Any) -> Loaded:
+def _open(ref: ModelRef, copy: Any) -> LoadedModel:
     is_there = os.path.exists(ref.path)
     if not is_there and copy is not None:
         content = np.ascontiguousarray(copy).tobytes()
@@ -149,7 +149,7 @@ def bundle_labels(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]
 
 
 def bundle_session(
-    loaded: Loaded, inputs: Sequence[str], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
+    loaded: LoadedModel, inputs: Sequence[str], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
 ) -> BundleSession | None:
     """Return a bundle as workers open it without loading its model; None if they have to load it."""
     if loaded.content is None or [engine for engine, _ in engines] != ["onnxruntime"]:

@@ -7,8 +7,8 @@ declared shapes before it refuses such an output.
 
 Dask sends a tuple or a dict array by array: a header, a frame and a copy of the array's type each, at both ends and
 once more at the scheduler.  Sending and receiving 1,280 arrays of 1 kB takes 57 ms this way, 29 if the tuple is
-pickled whole, and 5 if arrays of one dtype and shape are stacked first.  Arrays over `LARGE` are not copied.  Results
-that are not numpy arrays are left to Dask's serializers (for a device's memory, for one).
+pickled whole, and 5 if arrays of one dtype and shape are stacked first.  Arrays over `MAX_COPY` are not copied.
+Results that are not numpy arrays are left to Dask's serializers (for a device's memory, for one).
 
 The array table returns views (Identity, Reshape, Slice, Expand), and a model may return an input or a weight
 unchanged.  In this process a caller's array is the task's own argument, so that writing to a result would change the
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dask_ferro.graph.ir.inference import ValueType
 
 # Bytes: above this, a copy costs more than a frame of its own, and large arrays are few.
-LARGE = 64 * 1024
+MAX_COPY = 64 * 1024
 # Positions of arrays, and their stack; a single array is as it is.
 Stack: TypeAlias = tuple[list[int], np.ndarray]
 # Shapes of a model's inputs, by name; None: not known.
@@ -266,7 +266,7 @@ def stack_arrays(arrays: Sequence[np.ndarray]) -> list[Stack]:
     """
     places: dict[Hashable, list[int]] = {}
     for i, x in enumerate(arrays):
-        places.setdefault((x.dtype, x.shape) if x.nbytes <= LARGE else i, []).append(i)
+        places.setdefault((x.dtype, x.shape) if x.nbytes <= MAX_COPY else i, []).append(i)
     return [
         # The dtype is explicit, because a stack would have the machine's byte order.
         (at, arrays[at[0]] if len(at) == 1 else np.stack([arrays[i] for i in at], dtype=arrays[at[0]].dtype))

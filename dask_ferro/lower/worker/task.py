@@ -44,7 +44,7 @@ from dask_ferro.engines.executable import Executable
 from dask_ferro.engines.onnxruntime import HOST
 from dask_ferro.engines.onnxruntime.session import Returns, SessionSettings
 from dask_ferro.errors import ModelError, UnsupportedOpError
-from dask_ferro.lower.shared import SharedArray
+from dask_ferro.lower.shared_memory import SharedArray
 from dask_ferro.lower.signature import LateInputs, shape_of
 from dask_ferro.lower.worker.outputs import OutputCheck, check_outputs, copy_shared, pack_results
 from dask_ferro.lower.worker.sessions import BundleSession, ModelRef, open_session

@@ -17,7 +17,7 @@ from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Job
 from dask_ferro.policy.scaling.fleet import Fleet
 
 
-def due(fleet: Fleet) -> list[Job]:
+def due_jobs(fleet: Fleet) -> list[Job]:
     """Return the jobs that have to go now, the one that ends first in front.
 
     None has to while successors come in time, or while the data of the ending jobs fits on the others.  No job gives

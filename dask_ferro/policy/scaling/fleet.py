@@ -28,12 +28,12 @@ from dask_ferro.policy.scaling.facts import (
     Pool,
     ScalingFacts,
 )
-from dask_ferro.policy.scaling.work_profile import Profile, cleaned, merged
+from dask_ferro.policy.scaling.work_profile import Profile, clean, merge
 
 # Seconds between two steps, about: a successor arrives after one, and is seen at the next.
 _STEP = 1.0
 # A limit beyond any cluster: widths come from users and may be anything.
-MOST = 10**6
+MAX_WIDTH = 10**6
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class Fleet:
         # Successors may overlap with ending jobs as far as `surge` allows.
         surge = min(sum(map(self.is_spent, own)), self.parameters.surge // pool.processes)
         openings = pool.maximum - self.count(name) - (len(own) - surge) - pool.lingering
-        return floor(max(min(vacant / pool.processes, openings, MOST), 0))
+        return floor(max(min(vacant / pool.processes, openings, MAX_WIDTH), 0))
 
     def aside(self) -> float:
         """Return the number of workers that count only for the maximum."""
@@ -283,7 +283,7 @@ def _wait(pool: Pool, jobs: Iterable[Job]) -> float:
     return max(pool.queue_wait, *ages, 0.0)
 
 
-def counted(number: float, what: str) -> str:
+def format_count(number: float, what: str) -> str:
     """Return a number with its noun, in the singular or plural."""
     return f"{number:g} {what}" if number == 1 else f"{number:g} {what}s"
 
@@ -297,7 +297,7 @@ def _works(demands: Iterable[Demand], pools: Mapping[Name, Pool]) -> list[Merged
         groups.setdefault(tuple((name, demand.speeds.get(name, 1.0)) for name in able), []).append(demand)
     works = []
     for speeds, group in groups.items():
-        profile = cleaned(merged(cleaned(demand.profile) for demand in group))
+        profile = clean(merge(clean(demand.profile) for demand in group))
         if speeds and profile:
             longest = max(demand.longest for demand in group)
             works.append(MergedDemand(tuple(dict(speeds)), dict(speeds), profile, longest))

@@ -14,14 +14,14 @@ from math import ceil, floor, inf
 from typing import NamedTuple
 
 from dask_ferro.policy.scaling.facts import PENDING, RUNNING, Name, Pool, Submit
-from dask_ferro.policy.scaling.fleet import MOST, Fleet, MergedDemand, counted
+from dask_ferro.policy.scaling.fleet import MAX_WIDTH, Fleet, MergedDemand, format_count
 from dask_ferro.policy.scaling.work_profile import (
     Profile,
-    left,
-    merged,
+    advance,
+    merge,
+    occupy,
     peak,
     span,
-    used,
     widest,
     work,
 )
@@ -51,17 +51,17 @@ def grow(fleet: Fleet) -> list[Submit]:
     loads: list[tuple[MergedDemand, Profile]] = []
     for item in fleet.works:
         # Threads of its pools that other works keep busy do not help this work, so their load is added to its own.
-        load = merged([item.profile, *(_shared(fleet, item, *other) for other in loads)])
+        load = merge([item.profile, *(_shared_load(fleet, item, *other) for other in loads)])
         _serve(fleet, item, load, reasons)
         powers = fleet.powers(item)
         # The threads that it really keeps busy with the jobs it was just given.
-        loads.append((item, used(item.profile, sum(powers.values()), fastest(item, powers))))
+        loads.append((item, occupy(item.profile, sum(powers.values()), fastest(item, powers))))
     _fill(fleet, reasons)
     _succeed(fleet, reasons)
     return _within_queue(fleet, reasons)
 
 
-def _shared(fleet: Fleet, item: MergedDemand, other: MergedDemand, busy: Profile) -> Profile:
+def _shared_load(fleet: Fleet, item: MergedDemand, other: MergedDemand, busy: Profile) -> Profile:
     """Return the load that another work puts on the pools of this one."""
     powers = fleet.powers(other)
     total = sum(powers.values())
@@ -75,7 +75,7 @@ def fastest(item: MergedDemand, powers: Mapping[Name, float]) -> float:
 
 
 def _serve(
-    fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, str], most: int = MOST
+    fleet: Fleet, item: MergedDemand, load: Profile, reasons: dict[Name, str], most: int = MAX_WIDTH
 ) -> None:
     """Grow pools for one work until another job is not worth it or not allowed."""
     closed = [
@@ -103,7 +103,7 @@ def _offer(fleet: Fleet, item: MergedDemand, load: Profile, name: Name, most: in
     ends = [(job, inf) for job in team] + [(j, j.ends_in) for j in fleet.spent if j.pool in item.pools]
     shifts = [(fleet.arrival(job), end, fleet.power(item, job.pool, job.threads)) for job, end in ends]
     powers = fleet.powers(item, team)
-    rest = left(load, shifts, lead, fastest(item, powers))
+    rest = advance(load, shifts, lead, fastest(item, powers))
     present, room = sum(powers.values()), min(fleet.room(name, fleet.vacant()), most)
     count = _worthwhile(fleet, item, pool, rest, present, room)
     if not count:
@@ -131,7 +131,7 @@ def _worthwhile(
 
     # By bisection: a width may be a million, and each evaluation takes time in proportion to the profile.
     soon = peak(rest, max(present, each), fleet.outlook[pool.name].limit / 2, speed)
-    low, high = 0, min(room, ceil(min(max(soon * speed - present, 0.0) / each, MOST)))
+    low, high = 0, min(room, ceil(min(max(soon * speed - present, 0.0) / each, MAX_WIDTH)))
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if pays(middle) else (low, middle - 1)
@@ -141,10 +141,10 @@ def _worthwhile(
 def _fill_pools(fleet: Fleet, reasons: dict[Name, str]) -> None:
     """Grow pools to their own minimum, as far as the overall maximum allows."""
     for name, pool in fleet.pools.items():
-        missing = ceil(min(pool.minimum, pool.maximum, MOST)) - fleet.count(name)
+        missing = ceil(min(pool.minimum, pool.maximum, MAX_WIDTH)) - fleet.count(name)
         if (count := min(missing, fleet.room(name, fleet.vacant()))) > 0:
             fleet.coming[name] += count
-            reasons[name] = f"at least {counted(pool.minimum, 'job')} of {name}"
+            reasons[name] = f"at least {format_count(pool.minimum, 'job')} of {name}"
 
 
 def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
@@ -155,11 +155,11 @@ def _fill(fleet: Fleet, reasons: dict[Name, str]) -> None:
     # While jobs leave, nothing is rounded up: there may be fewer workers than the minimum for a moment.
     for rounded in (False,) if aside else (False, True):
         for pool in sorted(fleet.pools.values(), key=lambda pool: pool.cost):
-            missing = ceil(min(max(least - fleet.workers(), 0.0) / pool.processes, MOST))
+            missing = ceil(min(max(least - fleet.workers(), 0.0) / pool.processes, MAX_WIDTH))
             most = max(p.maximum, p.minimum + pool.processes - 1) if rounded else p.maximum
             if count := min(missing, fleet.room(pool.name, most - fleet.workers() - aside)):
                 fleet.coming[pool.name] += count
-                reasons.setdefault(pool.name, f"at least {counted(p.minimum, 'worker')}")
+                reasons.setdefault(pool.name, f"at least {format_count(p.minimum, 'worker')}")
 
 
 def _succeed(fleet: Fleet, reasons: dict[Name, str]) -> None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from dask_ferro.policy.scaling.early_exit import due
+from dask_ferro.policy.scaling.early_exit import due_jobs
 from dask_ferro.policy.scaling.facts import BOOTING, PENDING, RUNNING, Action, Cancel, Drain, Job, Keep, Name
-from dask_ferro.policy.scaling.fleet import Fleet, MergedDemand, counted
+from dask_ferro.policy.scaling.fleet import Fleet, MergedDemand, format_count
 from dask_ferro.policy.scaling.grow import fastest
 from dask_ferro.policy.scaling.work_profile import peak
 
@@ -125,7 +125,7 @@ def _end(fleet: Fleet, exits: _Exits) -> None:
 
 def _in_turn(fleet: Fleet, exits: _Exits) -> None:
     """Drain jobs in turn, while others can take over their data, where no successor would arrive in time."""
-    for job in due(fleet):
+    for job in due_jobs(fleet):
         if job.name not in exits.taken and exits.fits(job):
             exits.take(job, "all would end before another could come")
 
@@ -147,7 +147,7 @@ def _release_excess(fleet: Fleet, exits: _Exits) -> None:
         if not many or workers < p.minimum + pool.processes:
             continue
         if p.ordered or (_may_be_excess(fleet, job) and not job.held):
-            exits.take(job, f"at most {counted(p.maximum, 'worker')}", p.ordered)
+            exits.take(job, f"at most {format_count(p.maximum, 'worker')}", p.ordered)
 
 
 def _may_be_excess(fleet: Fleet, job: Job) -> bool:

@@ -16,7 +16,7 @@ from math import ceil, inf
 
 from dask_ferro.policy.estimates import SPARE
 from dask_ferro.policy.scaling.facts import Decision, Name, ScalingFacts
-from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, counted
+from dask_ferro.policy.scaling.fleet import Fleet, ScalingParameters, format_count
 from dask_ferro.policy.scaling.grow import grow
 from dask_ferro.policy.scaling.shrink import shrink
 from dask_ferro.policy.scaling.work_profile import span, widest, work
@@ -41,7 +41,7 @@ def step(
     moving = sum(max(job.unique, 0) for job in fleet.leaving)
     leaving, since = shrink(fleet, surplus or {}, staff.now, moving)
     wanted = {name: fleet.count(name) for name in fleet.pools}
-    return Decision((*submits, *leaving), wanted, _why(fleet, staff), _advice(fleet), since)
+    return Decision((*submits, *leaving), wanted, _explain(fleet, staff), _advice(fleet), since)
 
 
 def _advice(fleet: Fleet) -> dict[Name, str]:
@@ -68,7 +68,7 @@ def _advice(fleet: Fleet) -> dict[Name, str]:
     return found
 
 
-def _why(fleet: Fleet, staff: ScalingFacts) -> str:
+def _explain(fleet: Fleet, staff: ScalingFacts) -> str:
     """Return the reason for `wanted` as text."""
     parts = []
     for item in fleet.works:
@@ -80,6 +80,6 @@ def _why(fleet: Fleet, staff: ScalingFacts) -> str:
     if any(d.pools is not None and not set(d.pools) & set(fleet.pools) for d in staff.demands):
         parts.append("work that no pool may run")
     if ending := len(fleet.spent):
-        parts.append(f"{counted(ending, 'job')} about to end")
+        parts.append(f"{format_count(ending, 'job')} about to end")
     paused = [f"{pool.name} is paused" for pool in fleet.pools.values() if pool.is_paused]
     return "; ".join([*(parts or ["no work"]), *paused])

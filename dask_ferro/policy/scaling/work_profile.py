@@ -25,13 +25,13 @@ Profile = Sequence[tuple[float, float]]
 Shift = tuple[float, float, float]  # threads that are present: from, until, how many
 
 # The least seconds of a task: it keeps every task from being projected as over, which would have no width.
-_LEAST = 1e-4
+_MIN_SECONDS = 1e-4
 # The most entries of a profile: a decision evaluates some dozen sizes, at less than 50 us each.
 _ENTRIES = 64
 # The largest width that counts as a rounding error.
-_NOTHING = 1e-9
+_MAX_ROUNDING = 1e-9
 # Beyond any cluster and any runtime: seconds and widths come from users, and their products have to stay finite.
-_MOST = 1e12
+_HUGE = 1e12
 
 
 def seconds_left(takes: float, ran: float) -> float:
@@ -43,10 +43,10 @@ def seconds_left(takes: float, ran: float) -> float:
     (2.0, 4.0, 3.0)
     """
     ran = max(ran, 0.0)  # -inf before its message has left
-    return max(takes - ran if ran < takes else ran, _LEAST)
+    return max(takes - ran if ran < takes else ran, _MIN_SECONDS)
 
 
-def unmeasured(longest: float, guess: float) -> float:
+def extrapolate(longest: float, guess: float) -> float:
     """Return the projected seconds of a task without any measurement, given how long one of its kind has run so far."""
     return max(2 * longest, guess)
 
@@ -113,25 +113,25 @@ def profile(spans: Iterable[ProjectedSpan]) -> Profile:
             steps[-1] = steps[-1][0] + until - at, width
         else:
             steps.append((until - at, width))
-    return shortened(steps)
+    return shorten(steps)
 
 
-def shortened(profile: Profile) -> Profile:
+def shorten(profile: Profile) -> Profile:
     """Return a profile of bounded length: neighbours are joined, so that work and critical path stay."""
     each = ceil(len(profile) / _ENTRIES)
     if each <= 1:
         return profile
-    return [joined(profile[start : start + each]) for start in range(0, len(profile), each)]
+    return [join_entries(profile[start : start + each]) for start in range(0, len(profile), each)]
 
 
-def cleaned(profile: Profile) -> Profile:
+def clean(profile: Profile) -> Profile:
     """Return a profile without invalid or empty entries, and of bounded length."""
-    return shortened(
-        [(min(s, _MOST), min(max(w, 0.0), _MOST)) for s, w in profile if 0.0 < s < inf and -inf < w < inf]
+    return shorten(
+        [(min(s, _HUGE), min(max(w, 0.0), _HUGE)) for s, w in profile if 0.0 < s < inf and -inf < w < inf]
     )
 
 
-def joined(entries: Profile) -> tuple[float, float]:
+def join_entries(entries: Profile) -> tuple[float, float]:
     """Return one entry with the total seconds and the total work of several."""
     seconds = sum(s for s, _ in entries)
     return seconds, work(entries) / seconds
@@ -147,7 +147,7 @@ def widest(profile: Profile) -> float:
     return max((w for _, w in profile), default=0.0)
 
 
-def merged(profiles: Iterable[Profile]) -> Profile:
+def merge(profiles: Iterable[Profile]) -> Profile:
     """Return the profile of several works in parallel: the sum of their widths."""
     profiles = [profile for profile in profiles if profile]
     if len(profiles) == 1:
@@ -164,7 +164,7 @@ def merged(profiles: Iterable[Profile]) -> Profile:
     for (at, change), (until, _) in pairwise(steps):
         width += change
         if until > at:
-            found.append((until - at, width if width > _NOTHING else 0.0))
+            found.append((until - at, width if width > _MAX_ROUNDING else 0.0))
     return found
 
 
@@ -180,13 +180,13 @@ def span(profile: Profile, threads: float, fastest: float = 1.0) -> float:
     return sum(takes(s, w, threads, fastest) for s, w in profile)
 
 
-def used(profile: Profile, threads: float, fastest: float = 1.0) -> Profile:
+def occupy(profile: Profile, threads: float, fastest: float = 1.0) -> Profile:
     """Return the number of busy threads over time, as a profile."""
     taken = ((takes(s, w, threads, fastest), s * w) for s, w in profile)
     return [(seconds, amount / seconds) for seconds, amount in taken if seconds < inf]
 
 
-def left(profile: Profile, shifts: Iterable[Shift], until: float, fastest: float = 1.0) -> Profile:
+def advance(profile: Profile, shifts: Iterable[Shift], until: float, fastest: float = 1.0) -> Profile:
     """Return the part of a profile that is left at a time, given the threads present before it."""
     changes: dict[float, float] = {0.0: 0.0, until: 0.0}
     for since, to, count in shifts:

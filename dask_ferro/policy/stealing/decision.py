@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, SupportsIndex, get_args, get_origin, get_typ
 from dask_ferro.errors import InputError
 from dask_ferro.policy.facts import Move
 from dask_ferro.policy.stealing.informed import Policy, StealingParameters, StealingState
-from dask_ferro.policy.stealing.policies import name_of, named
+from dask_ferro.policy.stealing.policies import make_policy, name_of
 from dask_ferro.policy.stealing.snapshot import Snapshot
 
 # Any value that `json` reads and writes, and the type hints of what it is read as.
@@ -52,7 +52,7 @@ class StealingDecision(NamedTuple):
         policy = {"policy": name_of(self.policy), "seed": self.policy.seed}
         own = {"parameters": self.policy.parameters, "state": self.state, "snapshot": self.snapshot}
         return json.dumps(
-            {**policy, **_plain(own), "moves": _plain(self.moves)}, separators=(",", ":"), default=_other
+            {**policy, **_to_json(own), "moves": _to_json(self.moves)}, separators=(",", ":"), default=_encode
         )
 
     @classmethod
@@ -65,12 +65,12 @@ class StealingDecision(NamedTuple):
             For anything else.
         """
         read = json.loads(line)
-        parameters = _read(StealingParameters, read["parameters"])
+        parameters = _from_json(StealingParameters, read["parameters"])
         return cls(
-            named(read["policy"], parameters, int(read["seed"])),
-            _read(StealingState, read["state"]),
-            _read(Snapshot, read["snapshot"]),
-            tuple(_read(Move, move) for move in read["moves"]),
+            make_policy(read["policy"], parameters, int(read["seed"])),
+            _from_json(StealingState, read["state"]),
+            _from_json(Snapshot, read["snapshot"]),
+            tuple(_from_json(Move, move) for move in read["moves"]),
         )
 
 
@@ -83,7 +83,7 @@ class Difference(NamedTuple):
     now: tuple[Move, ...]
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """The numbers of decisions and moves that are the same, and the first difference, if any."""
 
     decisions: int = 0
@@ -91,7 +91,7 @@ class Replayed(NamedTuple):
     difference: Difference | None = None
 
 
-def replay(lines: Iterable[str], name: str) -> Replayed:
+def replay(lines: Iterable[str], name: str) -> ReplayResult:
     """Decide again on recorded lines, up to the first difference.
 
     Parameters
@@ -104,7 +104,7 @@ def replay(lines: Iterable[str], name: str) -> Replayed:
     InputError
         For a line that is no decision; a last line without its end is ignored, as its writer was stopped.
     """
-    found = Replayed()
+    found = ReplayResult()
     for number, line in enumerate(lines, 1):
         try:
             decision = StealingDecision.of_line(line)
@@ -115,23 +115,23 @@ def replay(lines: Iterable[str], name: str) -> Replayed:
         now = decision.again()
         if now != decision.moves:
             return found._replace(difference=Difference(number, decision.snapshot.now, decision.moves, now))
-        found = Replayed(found.decisions + 1, found.moves + len(now))
+        found = ReplayResult(found.decisions + 1, found.moves + len(now))
     return found
 
 
-def _plain(value: Json) -> Json:
+def _to_json(value: Json) -> Json:
     """Return a value made of what JSON has; records become objects without the fields at their default."""
     if (names := getattr(value, "_fields", None)) is not None:
         pairs, defaults = zip(names, value, strict=True), value._field_defaults
-        return {name: _plain(one) for name, one in pairs if name not in defaults or one != defaults[name]}
+        return {name: _to_json(one) for name, one in pairs if name not in defaults or one != defaults[name]}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [_to_json(one) for one in value]
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    return {name: _plain(one) for name, one in value.items()} if isinstance(value, Mapping) else value
+        return {one.name: _to_json(getattr(value, one.name)) for one in fields(value)}
+    return {name: _to_json(one) for name, one in value.items()} if isinstance(value, Mapping) else value
 
 
-def _other(value: object) -> Json:
+def _encode(value: object) -> Json:
     # The order of a set depends on the process; NumPy's integers occur among sizes.
     if isinstance(value, frozenset):
         return sorted(value)
@@ -143,20 +143,20 @@ def _other(value: object) -> Json:
 _hints = cache(get_type_hints)
 
 
-def _read(hint: Json, value: Json) -> Json:
-    """Return the value that `_plain` was given, by its type."""
+def _from_json(hint: Json, value: Json) -> Json:
+    """Return the value that `_to_json` was given, by its type."""
     parts: tuple[Json, ...] = get_args(hint)
     kind: Json = get_origin(hint) or hint
     # The key of a task, in which a list can only have been a tuple.
     if kind is Hashable:
-        return tuple(_read(hint, one) for one in value) if isinstance(value, list) else value
+        return tuple(_from_json(hint, one) for one in value) if isinstance(value, list) else value
     if NoneType in parts:
-        return None if value is None else _read(parts[0], value)
+        return None if value is None else _from_json(parts[0], value)
     if kind in (tuple, frozenset) and parts:
-        return kind(_read(parts[0], one) for one in value)
+        return kind(_from_json(parts[0], one) for one in value)
     # What else has parts is a mapping by text.
     if parts:
-        return {name: _read(parts[1], one) for name, one in value.items()}
+        return {name: _from_json(parts[1], one) for name, one in value.items()}
     if is_dataclass(kind) or hasattr(kind, "_fields"):
-        return kind(**{name: _read(_hints(kind)[name], one) for name, one in value.items()})
+        return kind(**{name: _from_json(_hints(kind)[name], one) for name, one in value.items()})
     return value

@@ -6,7 +6,7 @@ Rules of every policy:
 - no task moves to a device that has no room for it and its inputs;
 - only queued tasks move, never running ones; the last to start moves first, the cheapest among those.
 
-Rules of `Informed`, which uses projections:
+Rules of `InformedPolicy`, which uses projections:
 - a task stays that is projected to start within its worker's threshold, unless that worker is paused and starts
   nothing: a request takes as long to be answered, and is refused by then;
 - a task moves when it is projected to finish earlier by a margin.  A task that is shorter than its move moves when it
@@ -34,7 +34,7 @@ from dask_ferro.policy.stealing.tentative import Tentative, may
 # The longest threshold in seconds: a stolen task may have waited behind a long one that came after it.
 _LONGEST = 0.25
 # For each thief, the victims that it would ask, in order.
-Asked = Mapping[Address, tuple[Address, ...]]
+Asks = Mapping[Address, tuple[Address, ...]]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Policy(ABC):
 
     def asks(
         self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState
-    ) -> Asked | None:
+    ) -> Asks | None:
         """Return the victims whose queues a step needs for each thief; None: the longest queues.
 
         Parameters
@@ -132,9 +132,7 @@ def threshold_of(state: StealingState, worker: Address, parameters: StealingPara
     return state.thresholds.get(worker, parameters.threshold)
 
 
-def adapted(
-    state: StealingState, outcomes: Iterable[Outcome], parameters: StealingParameters
-) -> StealingState:
+def adapt(state: StealingState, outcomes: Iterable[Outcome], parameters: StealingParameters) -> StealingState:
     """Return the state updated with the outcomes of earlier moves."""
     outcomes = tuple(outcomes)
     if not outcomes:
@@ -150,7 +148,7 @@ def adapted(
     return state._replace(thresholds=thresholds, victims=victims)
 
 
-def without(state: StealingState, worker: Address) -> StealingState:
+def forget_worker(state: StealingState, worker: Address) -> StealingState:
     """Return the state without a worker that has left."""
     victims = {k: v for k, v in state.victims.items() if worker not in (k, v)}
     thresholds = {k: v for k, v in state.thresholds.items() if k != worker}
@@ -167,7 +165,7 @@ def is_starving(worker: Worker, threshold: float) -> bool:
     return worker.starts_in <= 0 or (worker.starts_in < threshold and not worker.unlocks)
 
 
-class Informed(Policy):
+class InformedPolicy(Policy):
     """The policy that steals from the longest queues of the cluster whenever a move gains time."""
 
     def step(self, snapshot: Snapshot, state: StealingState) -> tuple[Move, ...]:

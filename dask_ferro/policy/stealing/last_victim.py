@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dask_ferro.policy.facts import Address, Move, Worker
-from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState, is_starving, threshold_of
+from dask_ferro.policy.stealing.informed import Asks, Policy, StealingState, is_starving, threshold_of
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.stealing.tentative import Tentative, may, outlasts, returns
 
@@ -31,7 +31,7 @@ class LastVictim(Policy):
     hops: int = 3
     projects: ClassVar[bool] = False
 
-    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asked:
+    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asks:
         """Return for each thief the workers over which its request is forwarded."""
         order, numbered = sorted(everyone), enumerate(thieves)
         return {thief: tuple(self._forwarded(n, thief, order, state)) for n, thief in numbered}
@@ -42,7 +42,7 @@ class LastVictim(Policy):
         asked = state.victims.get(thief)
         for hop in range(self.hops + 1):
             if asked is None or asked == thief or not _is_among(asked, everyone):
-                asked = everyone[drawn(self.seed, state.turns, number, hop) % len(everyone)]
+                asked = everyone[draw(self.seed, state.turns, number, hop) % len(everyone)]
             if asked != thief:
                 yield asked
             asked = state.victims.get(asked)
@@ -76,7 +76,7 @@ def _is_among(address: Address, everyone: Sequence[Address]) -> bool:
     return at < len(everyone) and everyone[at] == address
 
 
-def drawn(*numbers: int) -> int:
+def draw(*numbers: int) -> int:
     """Return a pseudo-random number that depends only on the arguments (splitmix64 steps)."""
     value = 0
     for number in numbers:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dask_ferro.policy.facts import Address, Move
-from dask_ferro.policy.stealing.informed import Asked, Informed, Policy, StealingParameters, StealingState
+from dask_ferro.policy.stealing.informed import (
+    Asks,
+    InformedPolicy,
+    Policy,
+    StealingParameters,
+    StealingState,
+)
 from dask_ferro.policy.stealing.last_victim import LastVictim
 from dask_ferro.policy.stealing.snapshot import Snapshot
 
@@ -13,7 +19,7 @@ from dask_ferro.policy.stealing.snapshot import Snapshot
 class NoStealing(Policy):
     """The policy that moves nothing."""
 
-    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asked:
+    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asks:
         """Request no queues."""
         return {}
 
@@ -24,13 +30,13 @@ class NoStealing(Policy):
 
 # Each is called with the parameters and the seed of its random choices.
 POLICIES: dict[str, Callable[[StealingParameters, int], Policy]] = {
-    "informed": Informed,
+    "informed": InformedPolicy,
     "last-victim": LastVictim,
     "none": NoStealing,
 }
 
 
-def named(name: str, parameters: StealingParameters, seed: int = 0) -> Policy:
+def make_policy(name: str, parameters: StealingParameters, seed: int = 0) -> Policy:
     """Return a policy by its name.
 
     Raises
@@ -44,13 +50,13 @@ def named(name: str, parameters: StealingParameters, seed: int = 0) -> Policy:
 
 
 def name_of(policy: Policy) -> str:
-    """Return the name by which `named` makes such a policy."""
+    """Return the name by which `make_policy` makes such a policy."""
     return next(name for name, make in POLICIES.items() if make is type(policy))
 
 
 def for_overdue(policy: Policy) -> Policy:
-    """Return the policy that moves overdue tasks: `Informed` with the same parameters, except for `NoStealing`.
+    """Return the policy that moves overdue tasks: `InformedPolicy` with the same parameters, except for `NoStealing`.
 
     A policy's own choice of victims is ignored, since a random one might never reach a given task.
     """
-    return policy if isinstance(policy, NoStealing) else Informed(policy.parameters)
+    return policy if isinstance(policy, NoStealing) else InformedPolicy(policy.parameters)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from dask_ferro.graph.bundling.partition import DASK, MORE, Dag, Overheads
+from dask_ferro.graph.bundling.partition import DASK, PICK_BYTES, Dag, Overheads
 from dask_ferro.graph.bundling.tasks import TaskDag, bundle_tasks
 from dask_ferro.simulate.graphs.taskgraph import Key, TaskGraph, TaskSpec
 
@@ -84,7 +84,7 @@ class _Writer:
         sources: list[Key] = []
         for source, names in read.items():
             others = self._tuples.get(source, 0) - sum(map(self._nbytes.__getitem__, names))
-            if others <= MORE * len(names):
+            if others <= PICK_BYTES * len(names):
                 sources.append(source)
                 continue
             for name in names:

@@ -18,7 +18,7 @@ from zlib import crc32
 from dask_ferro.errors import InputError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from dask_ferro.trace import MOST_SECONDS
-from dask_ferro.words import short
+from dask_ferro.words import shorten
 
 # The numbers that tell apart the tasks of a kind: blastall_ID000002, cpuhog_forkjoin_00000001.
 _NUMBER = re.compile(r"[_-](ID)?\d+$")
@@ -60,7 +60,7 @@ def load(path: str | PathLike[str]) -> TaskGraph:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         workflow = content["workflow"]
-        order = _ordered(_tasks(workflow["specification"], workflow["execution"]["tasks"]))
+        order = _sort_tasks(_tasks(workflow["specification"], workflow["execution"]["tasks"]))
         name = content.get("name")
     except OSError as error:
         raise InputError(f"workflow {where!r} cannot be read: {error.strerror}") from error
@@ -68,7 +68,7 @@ def load(path: str | PathLike[str]) -> TaskGraph:
         raise InputError(f"workflow {where!r}: {error}") from None
     # No JSON, another kind of JSON, or one that nests too deeply.
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        told = f"{type(error).__name__}: {short(error)}"
+        told = f"{type(error).__name__}: {shorten(error)}"
         raise InputError(
             f"workflow {where!r}: wanted a WfCommons instance of version 1.5 ({told})"
         ) from error
@@ -86,8 +86,8 @@ def _tasks(specification: Mapping[str, Any], measured: Iterable[Mapping[str, Any
     seconds = {str(task["id"]): task.get("runtimeInSeconds") for task in measured}
     parents: dict[str, set[str]] = {task_id: set() for task_id in rows}
     for task_id, row in rows.items():
-        parents[task_id].update(_known(row.get("parents"), task_id, rows))
-        for child in _known(row.get("children"), task_id, rows):
+        parents[task_id].update(_check_ids(row.get("parents"), task_id, rows))
+        for child in _check_ids(row.get("children"), task_id, rows):
             parents[child].add(task_id)
     return {
         task_id: _Task(
@@ -104,7 +104,7 @@ def _tasks(specification: Mapping[str, Any], measured: Iterable[Mapping[str, Any
     }
 
 
-def _known(ids: Iterable[str] | None, task_id: str, rows: Mapping[str, object]) -> list[str]:
+def _check_ids(ids: Iterable[str] | None, task_id: str, rows: Mapping[str, object]) -> list[str]:
     found = list(ids or ())
     if unknown := [other for other in found if other not in rows]:
         raise _Invalid(f"task {task_id}: parents or children have {unknown[0]!r}, which is no task")
@@ -113,7 +113,7 @@ def _known(ids: Iterable[str] | None, task_id: str, rows: Mapping[str, object]) 
 
 def _amount(value: Any, most: float, what: str) -> float:
     if type(value) not in (int, float) or not 0 <= value <= most:
-        raise _Invalid(f"{what} is {short(repr(value), 40)}, wanted a number from 0 to {most:g}")
+        raise _Invalid(f"{what} is {shorten(repr(value), 40)}, wanted a number from 0 to {most:g}")
     return float(value)
 
 
@@ -122,7 +122,7 @@ def _kind(name: str) -> str:
     return _NO_LETTER.sub("-", _NUMBER.sub("", name)).strip("-").lower() or "task"
 
 
-def _ordered(tasks: Mapping[str, _Task]) -> list[tuple[str, _Task]]:
+def _sort_tasks(tasks: Mapping[str, _Task]) -> list[tuple[str, _Task]]:
     """Return the tasks, each after its parents."""
     sorter = TopologicalSorter({key: sorted(task.parents) for key, task in tasks.items()})
     try:

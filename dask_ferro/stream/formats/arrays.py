@@ -20,7 +20,7 @@ from dask.optimization import cull
 from numpy.lib import format as npy_format
 
 from dask_ferro.errors import InputError
-from dask_ferro.lower.prepared.remote import is_address, shown
+from dask_ferro.lower.preparation.remote import is_address, mask
 from dask_ferro.stream import files
 from dask_ferro.stream.chunks import Chunks
 from dask_ferro.stream.files import Stamp, check_unchanged
@@ -30,7 +30,7 @@ from dask_ferro.stream.formats import Array, Source, check_numeric, zarr
 ZARR_MARKS = ("zarr.json", ".zarray", ".zgroup")
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 # What xarray and netCDF write beside packed values, which zarr alone does not unpack.
-_PACKED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+_PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class NpySource(_StoredSource):
     opened: Stamp
 
     def fingerprint(self) -> str:
-        return f"{shown(self.path)}, {files.stamp(self.path)}"
+        return f"{mask(self.path)}, {files.stamp(self.path)}"
 
     def read(self) -> Array:
         """Return the rows; raises `OSError` when the file changed since it was opened."""
@@ -207,7 +207,7 @@ class ZarrSource(_StoredSource):
         if not self.is_named:
             names = files.find(self.path)
             there = files.summary(files.stamps([files.join(self.path, name) for name in names]))
-        return f"{shown(self.path)}, {there}"
+        return f"{mask(self.path)}, {there}"
 
     def read(self) -> Array:
         with files.errors_of(self.path):
@@ -242,7 +242,7 @@ def _refuse_packed(path: str, attributes: Mapping[str, Any]) -> None:
     """Raise `InputError` for values that xarray unpacks or masks as it reads them, and zarr does not."""
     # xarray writes NaN as the fill value of floats; some encode it in base64 ("AAAAAAAA+H8=" and "AADAfw==").
     plain = ("NaN", "AAAAAAAA+H8=", "AADAfw==")
-    values = {name: attributes[name] for name in _PACKED if name in attributes}
+    values = {name: attributes[name] for name in _PACKING_ATTRIBUTES if name in attributes}
     # NaN itself differs from itself.
     packed = [name for name, value in values.items() if value == value and value not in plain]
     if packed:

@@ -21,7 +21,7 @@ import numpy as np
 
 from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.tables import refuse_duplicates
-from dask_ferro.lower.prepared.remote import shown
+from dask_ferro.lower.preparation.remote import mask
 from dask_ferro.stream import files
 from dask_ferro.stream.files import Stamp, check_unchanged
 from dask_ferro.stream.formats import pa
@@ -29,7 +29,7 @@ from dask_ferro.stream.formats.tables import VALUE_S, Table, TableSource, decode
 
 # Rows between two places of a file that are remembered, bytes that are looked through at a time, and those of the first
 # rows, of which the columns' types follow.
-_GRAIN, _BLOCK, _FIRST = 1024, 1 << 24, 1 << 20
+_GRAIN, _BLOCK, _FIRST_BLOCK = 1024, 1 << 24, 1 << 20
 _BREAK, _RETURN, _QUOTE = b'\n\r"'
 # pandas takes these for missing values.
 _MISSING = (
@@ -124,7 +124,7 @@ class CsvTable(TableSource):
         return tuple(kept)
 
     def fingerprint(self) -> str:
-        return f"{shown(self.label)}, {files.stamp(self.label)}"
+        return f"{mask(self.label)}, {files.stamp(self.label)}"
 
     def part(self, start: int, stop: int) -> CsvTable:
         low, high = start // _GRAIN, -(-stop // _GRAIN)
@@ -226,7 +226,7 @@ def open_csv(path: str, options: CsvOptions) -> CsvTable:
 
 def _first_rows(path: str, options: CsvOptions, columns: Any = None, types: Any = None) -> Table:
     """Return the first megabyte of a file, with pyarrow's types where there are no others."""
-    reading = pa.csv.ReadOptions(block_size=_FIRST, encoding=options.encoding)
+    reading = pa.csv.ReadOptions(block_size=_FIRST_BLOCK, encoding=options.encoding)
     how = options.arrow(columns, types)
     try:
         with files.open_file(path, "infer") as file, pa.csv.open_csv(file, reading, **how) as reader:

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from dask_ferro.errors import InputError
-from dask_ferro.lower.prepared.remote import is_address, shown
+from dask_ferro.lower.preparation.remote import is_address, mask
 from dask_ferro.lower.signature import ValueSpec
 from dask_ferro.stream import files
 from dask_ferro.stream.files import Stamp, check_unchanged
@@ -34,7 +34,7 @@ _DEVIATION = np.array((0.229, 0.224, 0.225), np.float32)
 # To open an image and resize it, and to decode a byte of a JPEG file: 2 ms of 13 kB, 150 ms of 5 MB.
 _IMAGE_S, _BYTE_S = 1.5e-3, 30e-9
 # Networks are evaluated on the middle 224 of 256 pixels.
-_SIDE, _RESIZED = 224, 256
+_SIDE, _RESIZE = 224, 256
 
 
 def imagenet(image: Any, side: int = _SIDE) -> Array:
@@ -49,7 +49,7 @@ def imagenet(image: Any, side: int = _SIDE) -> Array:
         )
     image = pillow.ImageOps.exif_transpose(image)
     # Resize truncates the longer side, and CenterCrop rounds half to even.
-    shorter = max(side, round(side * _RESIZED / _SIDE))
+    shorter = max(side, round(side * _RESIZE / _SIDE))
     width, height = (
         shorter if size == min(image.size) else int(shorter * size / min(image.size)) for size in image.size
     )
@@ -86,7 +86,7 @@ class ImageSource(Source):
         return pa.schema([(PATH, pa.string())])
 
     def fingerprint(self) -> str:
-        return f"{shown(self.label)}, {files.summary(files.stamps(self.files))}"
+        return f"{mask(self.label)}, {files.summary(files.stamps(self.files))}"
 
     def part(self, start: int, stop: int) -> ImageSource:
         return replace(self, files=self.files[start:stop], opened=self.opened[start:stop])
@@ -101,7 +101,7 @@ class ImageSource(Source):
             except InputError:
                 if not self.skips:
                     raise
-                skipped.append(shown(file))
+                skipped.append(mask(file))
                 continue
             finally:
                 # After it was read, so that a file that was replaced meanwhile is noticed.
@@ -112,7 +112,7 @@ class ImageSource(Source):
                     f"{list(self.row_shape)} for the first image: it has to give arrays of one shape and dtype"
                 )
             found[len(read)] = made
-            read.append(shown(file))
+            read.append(mask(file))
         paths = pa.table({PATH: read}, self.schema)
         return ImageRows(paths, found[: len(read)], tuple(skipped))
 
@@ -139,14 +139,14 @@ def open_images(path: str, preprocess: str | Preprocess | None, spec: ValueSpec,
     opened = files.stamps(found)
     if not found:
         raise InputError(f"source {whole!r}: no file matches; wanted images: {', '.join(SUFFIXES)}")
-    first = _first(found if skips else found[:1], function)
+    first = _first_image(found if skips else found[:1], function)
     dtype = check_numeric(first.dtype, f"image {found[0]!r}, made an array,")
     return ImageSource(
         whole, found, first.shape, dtype, function, tuple(map(opened.__getitem__, found)), skips
     )
 
 
-def _first(paths: Sequence[str], function: Preprocess) -> Array:
+def _first_image(paths: Sequence[str], function: Preprocess) -> Array:
     for path in paths[:-1]:
         try:
             return read_image(path, function)

@@ -27,7 +27,7 @@ from dask.delayed import Delayed, delayed
 
 from dask_ferro.errors import InputError
 from dask_ferro.lower.inputs.tables import refuse_duplicates
-from dask_ferro.lower.prepared.remote import is_address, shown
+from dask_ferro.lower.preparation.remote import is_address, mask
 from dask_ferro.stream import files
 from dask_ferro.stream.files import Stamp, check_unchanged
 from dask_ferro.stream.formats import Source, pa
@@ -120,7 +120,7 @@ class ParquetTable(TableSource):
 
     def fingerprint(self) -> str:
         paths = list(dict.fromkeys(group.path for group in self.groups))
-        return f"{shown(self.label)}, {files.summary(files.stamps(paths))}"
+        return f"{mask(self.label)}, {files.summary(files.stamps(paths))}"
 
     def part(self, start: int, stop: int) -> ParquetTable:
         span, skip = _locate_groups(self._stops, start, stop)

@@ -19,7 +19,7 @@ from dask_ferro.views.pages import look
 _COLORS = {"error": look.RED, "warning": look.AMBER, "slow": look.BLUE}
 _BAR = {"done": look.GREEN, "running": look.AMBER, "waiting": look.GREY, "failed": look.RED}
 # The most findings that are shown: a trouble of many tasks or workers is one.
-_SHOWN = 12
+_MAX_FINDINGS = 12
 
 
 class OverviewPage:
@@ -43,8 +43,8 @@ class OverviewPage:
         look.set_text(
             self.doing, _bar(picture.progress) + "".join(f"<div>{_sentence(s)}</div>" for s in picture.doing)
         )
-        more = max(len(picture.findings) - _SHOWN, 0)
-        cards = "".join(map(_card, picture.findings[:_SHOWN]))
+        more = max(len(picture.findings) - _MAX_FINDINGS, 0)
+        cards = "".join(map(_card, picture.findings[:_MAX_FINDINGS]))
         look.set_text(self.findings, cards + (f"<div>and {more} more</div>" if more else ""))
         look.set_text(
             self.gained, f"{_sentence(picture.gained)}. {_link('ferro-stealing')}" if picture.gained else ""

@@ -18,17 +18,17 @@ from dask_ferro.views.pages import look
 from dask_ferro.words import duration, natural
 
 # The shortest backlog that is drawn, in seconds: a logarithmic axis has no 0.
-_LEAST = 1e-4
+_MINIMUM = 1e-4
 # The most workers for which the cells of the matrix show their numbers.
-_WRITTEN = 12
+_MAX_NUMBERS = 12
 _OUTCOMES = {"confirmed": look.GREEN, "refused": look.AMBER, "stale": look.RED}
 _FLOW = look.columns("victim thief moves", gain=lambda f: duration(f.gain), cost=lambda f: duration(f.cost))
 _SECOND = look.columns("confirmed refused stale", time=lambda s: 1000.0 * s.second + 500)
 _BACKLOG = look.columns(
     "worker waiting",
     backlog=attrgetter("seconds"),
-    end=lambda b: max(b.seconds, _LEAST),
-    threshold=lambda b: max(b.threshold, _LEAST),
+    end=lambda b: max(b.seconds, _MINIMUM),
+    threshold=lambda b: max(b.threshold, _MINIMUM),
     color=lambda b: look.AMBER if b.seconds < b.threshold else look.BLUE,
 )
 
@@ -88,7 +88,7 @@ class StealingPage:
         if names != list(self._thieves.factors):
             self._thieves.factors, self._victims.factors = names, names[::-1]
         self._mapper.high = high = max([2, *(f.moves for f in picture.flows)])
-        written = len(names) <= _WRITTEN
+        written = len(names) <= _MAX_NUMBERS
         self.flow.data = {
             **look.column_data(_FLOW, picture.flows),
             "text": [f"{f.moves:,}" if written else "" for f in picture.flows],
@@ -138,10 +138,10 @@ class StealingPage:
 
     def _bars(self) -> look.Figure:
         self._workers = FactorRange()
-        scale = {"x_axis_type": "log", "x_range": Range1d(start=_LEAST, end=1000)}
+        scale = {"x_axis_type": "log", "x_range": Range1d(start=_MINIMUM, end=1000)}
         labels = {"x_axis_label": "backlog: seconds until a new task would start", "y_axis_label": "worker"}
         fig = look.panel(y_range=self._workers, **scale, **labels)
-        bars = fig.hbar("worker", left=_LEAST, right="end", height=0.7, source=self.backlogs, color="color")
+        bars = fig.hbar("worker", left=_MINIMUM, right="end", height=0.7, source=self.backlogs, color="color")
         # A threshold is a vertical line: Bokeh has no such marker, but a dash that can be rotated.
         dash = {"marker": "dash", "angle": 1.5708, "size": 16, "line_width": 3, "color": look.RED}
         fig.scatter("threshold", "worker", source=self.backlogs, **dash)

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from dask_ferro.engines.array.table import KERNELS
-from dask_ferro.graph.ir.dtypes import ANY
+from dask_ferro.graph.ir.dtypes import DTYPES
 from tests.each import each
 from tests.engines.array.cases import CASES, Case, run
 
@@ -31,7 +31,10 @@ def is_moved(case: Case) -> bool:
     kernel = KERNELS.get(case.op) if not case.domain else None
     given = case.inputs and getattr(case.inputs[0], "dtype", None) == np.float32
     return (
-        kernel is not None and bool(given) and kernel.dtypes[0] == ANY and takes_complex(case.op, case.opset)
+        kernel is not None
+        and bool(given)
+        and kernel.dtypes[0] == DTYPES
+        and takes_complex(case.op, case.opset)
     )
 
 

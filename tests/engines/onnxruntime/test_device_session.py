@@ -14,7 +14,7 @@ from emulated.device import CountedGpu, StandIn
 from onnx import TensorProto, helper
 
 from dask_ferro.engines.device.device import cupy_devices
-from dask_ferro.engines.device.oom import ran_out
+from dask_ferro.engines.device.oom import is_out_of_memory
 from dask_ferro.engines.device.residency import Residency
 from dask_ferro.engines.device_executable import compile_on_device, device_engines, device_route
 from dask_ferro.engines.executable import Executable
@@ -182,7 +182,7 @@ def test_running_out_of_memory_is_seen(device: Any) -> None:
     run = session(device, written("(int64[1] size) => (float[n] y) { y = ConstantOfShape (size) }"))
     with device.stream(), pytest.raises(Exception) as caught:  # noqa: PT011 - ONNX Runtime's errors have no common class
         run(device.to_device(np.array([1 << 45])))
-    assert ran_out(caught.value)
+    assert is_out_of_memory(caught.value)
 
 
 def managed(on: Residency, proto: onnx.ModelProto) -> Executable:

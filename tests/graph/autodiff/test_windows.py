@@ -14,8 +14,8 @@ import pytest
 from dask_ferro.engines.onnxruntime.session import DEFAULTS
 from dask_ferro.engines.onnxruntime.session_model import session_of
 from dask_ferro.graph.autodiff.grad import grad
+from dask_ferro.graph.model.embedding import content
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.tensor import Tensor, input

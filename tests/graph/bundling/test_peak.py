@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from dask_ferro.graph.bundling.partition import (
     DASK,
-    MORE,
+    PICK_BYTES,
     Bundles,
     Dag,
-    as_sent,
-    handed_out,
-    partitioned,
+    make_quotient,
+    output_bytes,
     peak,
-    scheduled,
+    price,
+    schedule,
 )
-from dask_ferro.graph.bundling.tasks import EQUAL, TaskDag, bundle_tasks
+from dask_ferro.graph.bundling.tasks import TOLERANCE, TaskDag, bundle_tasks
 from tests.graph.bundling.test_tasks import random_work, singles
 
 MB = 1e6
@@ -28,8 +28,8 @@ MS = 1e-3
 
 
 def peak_of(dag: Dag, bundles: Bundles, workers: int = 1) -> float:
-    q = as_sent(partitioned(dag, bundles), DASK)
-    return peak(q, scheduled(q, workers=workers, overheads=DASK, ranks=lambda sources: range(len(sources))))
+    q = price(make_quotient(dag, bundles), DASK)
+    return peak(q, schedule(q, workers=workers, overheads=DASK, ranks=lambda sources: range(len(sources))))
 
 
 def pairs(count: int) -> Dag:
@@ -66,14 +66,14 @@ def test_roots_that_no_worker_has_time_for_are_not_in_memory(workers: int, count
 @pytest.mark.parametrize(
     ("nbytes", "picks", "sent"),
     [
-        pytest.param(MORE / 4, 0, 4 * MORE / 4, id="little more is sent whole"),
-        pytest.param(MORE, 4, MORE, id="much more is picked"),
+        pytest.param(PICK_BYTES / 4, 0, 4 * PICK_BYTES / 4, id="little more is sent whole"),
+        pytest.param(PICK_BYTES, 4, PICK_BYTES, id="much more is picked"),
     ],
 )
 def test_some_results_of_a_bundle_are_sent_whole_or_picked(nbytes: float, picks: int, sent: float) -> None:
     dag = Dag([0.1] * 8, [(2 * i, 2 * i + 1, nbytes) for i in range(4)])
-    q = partitioned(dag, ((0, 2, 4, 6), (1,), (3,), (5,), (7,)))
-    found = as_sent(q, DASK)
+    q = make_quotient(dag, ((0, 2, 4, 6), (1,), (3,), (5,), (7,)))
+    found = price(q, DASK)
     assert found.size == pytest.approx(np.full(4, sent))
     assert found.seconds.sum() - q.seconds.sum() == pytest.approx(picks * DASK.task_s)
 
@@ -84,8 +84,8 @@ def test_no_more_is_held_than_is_made_and_sent_and_no_less_than_the_largest_resu
     seed: int, workers: int
 ) -> None:
     dag = random_work(random.Random(seed)).dag
-    q = partitioned(dag, singles(dag))
-    total, largest = handed_out(q).sum(), max(handed_out(q))
+    q = make_quotient(dag, singles(dag))
+    total, largest = output_bytes(q).sum(), max(output_bytes(q))
     assert largest <= peak_of(dag, singles(dag), workers) <= workers * total
 
 
@@ -100,7 +100,7 @@ def test_bundles_take_no_more_memory_than_tasks_do_beyond_the_allowance(
     bundles = bundle_tasks(work, workers=workers, allowance=allowance)
     least = peak_of(work.dag, singles(work.dag), workers)
     # Which of several ready bundles runs first goes by their numbers, which are others here than in the search.
-    assert peak_of(work.dag, bundles, workers) <= 1.5 * max(allowance, (1 + EQUAL) * least)
+    assert peak_of(work.dag, bundles, workers) <= 1.5 * max(allowance, (1 + TOLERANCE) * least)
 
 
 def test_where_memory_is_short_results_are_read_where_they_are_made() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.bundling.partition import DASK, Dag, Overheads, partitioned, scheduled
+from dask_ferro.graph.bundling.partition import DASK, Dag, Overheads, make_quotient, schedule
 from dask_ferro.graph.bundling.plan import Granularity, choose
 from tests.each import each, every
 
@@ -94,7 +94,7 @@ def layered(layers: int, width: int, each: float) -> Dag:
 def project(
     dag: Dag, bundles: Sequence[Sequence[int]], *, workers: int, overheads: Overheads = DASK
 ) -> float:
-    return scheduled(partitioned(dag, bundles), workers=workers, overheads=overheads).seconds
+    return schedule(make_quotient(dag, bundles), workers=workers, overheads=overheads).seconds
 
 
 def bound(dag: Dag, workers: int) -> float:
@@ -272,7 +272,7 @@ def test_two_glued_pairs_that_cross_are_one_bundle() -> None:
 
 def test_a_value_is_counted_once_for_a_consuming_bundle() -> None:
     dag = Dag([1.0] * 4, [(0, 1, 8.0), (0, 2, 8.0), (0, 3, 8.0)])
-    q = partitioned(dag, [(0,), (1, 2), (3,)])
+    q = make_quotient(dag, [(0,), (1, 2), (3,)])
     assert (q.src.tolist(), q.dst.tolist(), q.size.tolist()) == ([0, 0], [1, 2], [8.0, 8.0])
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_ferro.graph.bundling.partition import DASK, Bundles, Dag, as_sent, partitioned, scheduled
-from dask_ferro.graph.bundling.tasks import ALONE, EQUAL, TaskDag, bundle_tasks
+from dask_ferro.graph.bundling.partition import DASK, Bundles, Dag, make_quotient, price, schedule
+from dask_ferro.graph.bundling.tasks import SINGLETON, TOLERANCE, TaskDag, bundle_tasks
 
 MS = 1e-3
 
@@ -34,7 +34,7 @@ def random_work(rng: random.Random) -> TaskDag:
     edges = sorted({tuple(sorted(rng.sample(range(n), 2))) for _ in range(rng.randint(0, 2 * n))})
     each = 10.0 ** rng.uniform(-5, 0)
     seconds = [each * rng.lognormvariate(0, 1) for _ in range(n)]
-    kinds = [rng.choice([ALONE, 0, 0, 0, 1]) for _ in range(n)]
+    kinds = [rng.choice([SINGLETON, 0, 0, 0, 1]) for _ in range(n)]
     shares = [rng.choice([0.0, 0.0, 0.1, rng.uniform(0, 0.5), 0.6, 2.0]) for _ in range(n)]
     return TaskDag(Dag(seconds, [(a, b, rng.choice([8.0, 1e6])) for a, b in edges]), kinds, shares)
 
@@ -46,7 +46,7 @@ def singles(dag: Dag) -> Bundles:
 def projected(dag: Dag, bundles: Bundles, workers: int, factor: float = 1.0) -> float:
     """Return the projected makespan for the estimates, or for so many times as much."""
     scaled = replace(dag, seconds=[factor * s for s in dag.seconds])
-    return scheduled(as_sent(partitioned(scaled, bundles), DASK), workers=workers, overheads=DASK).seconds
+    return schedule(price(make_quotient(scaled, bundles), DASK), workers=workers, overheads=DASK).seconds
 
 
 def guessed(work: TaskDag, factor: float) -> TaskDag:
@@ -73,7 +73,7 @@ def test_long_tasks_that_run_side_by_side_stay_side_by_side() -> None:
 
 
 def test_a_chain_is_cut_where_a_task_must_be_by_itself() -> None:
-    work = TaskDag(chain(9, MS), [0, 0, 0, 0, ALONE, 0, 0, 0, 0], [0.0] * 9)
+    work = TaskDag(chain(9, MS), [0, 0, 0, 0, SINGLETON, 0, 0, 0, 0], [0.0] * 9)
     assert bundle_tasks(work, workers=2) == ((0, 1, 2, 3), (4,), (5, 6, 7, 8))
 
 
@@ -102,7 +102,7 @@ def test_any_graph_is_partitioned_by_the_rules_and_loses_nothing(seed: int, work
     dag = work.dag
     bundles = bundle_tasks(work, workers=workers)
     # Every task once, and no cycle between bundles.
-    partitioned(dag, bundles)
+    make_quotient(dag, bundles)
     for tasks in bundles:
         assert len(tasks) == 1 or {work.kinds[i] for i in tasks} in ({0}, {1})
         assert len(tasks) == 1 or sum(work.shares[i] for i in tasks) <= 1 + 1e-6
@@ -111,7 +111,7 @@ def test_any_graph_is_partitioned_by_the_rules_and_loses_nothing(seed: int, work
     safe = bundle_tasks(guessed(work, 10.0), workers=workers)
     assert (
         projected(dag, safe, workers, 10.0)
-        <= (1 + EQUAL) * projected(dag, singles(dag), workers, 10.0) + 1e-9
+        <= (1 + TOLERANCE) * projected(dag, singles(dag), workers, 10.0) + 1e-9
     )
 
 
@@ -127,7 +127,7 @@ def test_estimates_of_a_busy_machine_are_too_long_and_bundles_save_time_neverthe
             for work, bundles in zip(works, chosen, strict=True)
         ]
         assert statistics.mean(ratios) < 0.98
-        assert sum(ratio > 1 + EQUAL for ratio in ratios) <= 3
+        assert sum(ratio > 1 + TOLERANCE for ratio in ratios) <= 3
 
 
 @settings(max_examples=70)
@@ -140,10 +140,10 @@ def test_no_partition_that_is_looked_at_ends_earlier(seed: int, workers: int, fa
     others = [bundle_tasks(guessed(work, factor), workers=workers)]
     whole = (tuple(range(len(work.kinds))),)
     half = replace(DASK, task_s=DASK.task_s / 2, hop_s=DASK.hop_s / 2, dispatch_s=DASK.dispatch_s / 2)
-    enough = scheduled(partitioned(work.dag, singles(work.dag)), workers=workers, overheads=half).seconds
+    enough = schedule(make_quotient(work.dag, singles(work.dag)), workers=workers, overheads=half).seconds
     if set(work.kinds) == {0} and sum(work.dag.seconds) < 1 and projected(work.dag, whole, workers) <= enough:
         others.append(whole)
-    assert end <= (1 + EQUAL) * min(projected(work.dag, other, workers) for other in others) + 1e-9
+    assert end <= (1 + TOLERANCE) * min(projected(work.dag, other, workers) for other in others) + 1e-9
 
 
 def rows_of_points(width: int, steps: int, each: float) -> Dag:

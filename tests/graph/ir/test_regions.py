@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.ir.regions import BACKWARD, Region, current, region, region_of, set_region
+from dask_ferro.graph.ir.regions import BACKWARD, Region, current_region, region, region_of, set_region
 from dask_ferro.graph.model.load import load
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
@@ -72,7 +72,7 @@ def test_equal_nodes_of_two_regions_stay_two():
 def test_a_signal_ends_with_its_block_even_by_an_error():
     with pytest.raises(RuntimeError), region("a"):
         raise RuntimeError
-    assert current() == Region()
+    assert current_region() == Region()
 
 
 def test_threads_do_not_see_each_others_signals():
@@ -82,7 +82,7 @@ def test_threads_do_not_see_each_others_signals():
     def write(name: str) -> None:
         with region(name):
             inside.wait(5)
-            seen[name] = current().path
+            seen[name] = current_region().path
             done.wait(5)
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "ab"]

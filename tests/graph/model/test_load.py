@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 
 from dask_ferro.errors import InputError, ModelError
 from dask_ferro.graph.ir.inference import infer
-from dask_ferro.graph.model.load import Limits, Loaded, load, load_built
-from dask_ferro.graph.model.self_contained import content
+from dask_ferro.graph.model.embedding import content
+from dask_ferro.graph.model.load import Limits, LoadedModel, load, load_built
 from dask_ferro.graph.tensor import namespace as xp
 from dask_ferro.graph.tensor.emit import to_model
 from dask_ferro.graph.tensor.tensor import asarray, input
@@ -33,7 +33,7 @@ def parsed(text: str, opsets: str = '"": 17', functions: str = "") -> onnx.Model
     return parser.parse_model(f"<ir_version: 9, opset_import: [{opsets}]> g {text} {functions}")
 
 
-def ops(loaded: Loaded) -> list[str]:
+def ops(loaded: LoadedModel) -> list[str]:
     return [node.op_type for node in loaded.model.graph]
 
 

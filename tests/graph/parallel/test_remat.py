@@ -20,7 +20,7 @@ from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.parallel.config import read_plan
 from dask_ferro.graph.pipeline.stages import cut_stages
 from dask_ferro.graph.tensor import nn, pytree
-from dask_ferro.graph.tensor.emit import Built, build, to_model
+from dask_ferro.graph.tensor.emit import BuiltModel, build, to_model
 from dask_ferro.graph.tensor.tensor import Tensor, emit, input
 from tests.each import every
 from tests.graph.pipeline.chunks import pieces
@@ -37,7 +37,7 @@ NETS: dict[str, tuple[Net, dict[str, Any]]] = {
 }
 
 
-def trained(net: Net) -> Built:
+def trained(net: Net) -> BuiltModel:
     leaves = pytree.leaves(net.params)
     gradients = {f"g{i}": g for i, g in enumerate(grad(net.loss, leaves))}
     return build({"loss": net.loss, **gradients}, leaves)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from simulated.pipeline import StageSeconds
 
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.named import NAMES, rounds, usual_chunks
-from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.schedules import NAMES, rounds, usual_chunks
+from dask_ferro.graph.pipeline.schedules import make_schedule as named_schedule
 
 SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 12), st.integers(2, 4))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dask_ferro.errors import InputError
 from dask_ferro.graph.pipeline.action import Action, dependencies
-from dask_ferro.graph.pipeline.named import make_schedule as by_name
 from dask_ferro.graph.pipeline.schedule import Schedule, problems
+from dask_ferro.graph.pipeline.schedules import make_schedule as by_name
 from tests.each import every
 from tests.graph.pipeline.schedules import SIZES as ANY_SIZES
 from tests.graph.pipeline.schedules import activations, feasible, known_ones, sized

@@ -12,9 +12,9 @@ import pytest
 from torch.distributed.pipelining import schedules as theirs
 
 from dask_ferro.errors import InputError
-from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
-from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.schedules import NAMES, usual_chunks
+from dask_ferro.graph.pipeline.schedules import make_schedule as named_schedule
 from tests.each import every
 
 OF_SEVERAL = {

@@ -21,7 +21,7 @@ from dask_ferro.graph.sharding.plan import Sharding
 from dask_ferro.graph.sharding.propagate import propagate
 from dask_ferro.graph.sharding.redistribute import Mesh
 from dask_ferro.graph.sharding.spmd import Spmd, lower
-from dask_ferro.lower.ranks.sharded import whole
+from dask_ferro.lower.ranks.sharded_array import join_parts
 from tests.graphs import model
 
 R, P, S = Replicate(), Partial(), Shard
@@ -102,7 +102,7 @@ def evaluate_sharded(spmd: Spmd, feeds: Mapping[str, np.ndarray]) -> dict[str, n
 def joined(spmd: Spmd, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Whole outputs by name, of their parts, put together as `gather` does it."""
     ends = {port.name: (port.layout, [parts[name] for name in port.parts]) for port in spmd.outputs}
-    return {name: whole(held, layout, spmd.mesh.sizes) for name, (layout, held) in ends.items()}
+    return {name: join_parts(held, layout, spmd.mesh.sizes) for name, (layout, held) in ends.items()}
 
 
 def assert_same(got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> None:

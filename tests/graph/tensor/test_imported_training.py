@@ -16,14 +16,14 @@ import dask_ferro as ff
 from dask_ferro.errors import InputError
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.onnx_inference import fold_constants
+from dask_ferro.graph.model.embedding import content
 from dask_ferro.graph.model.load import load
-from dask_ferro.graph.model.self_contained import content
 from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.tensor.emit import build, save_onnx
 from dask_ferro.graph.tensor.from_model import from_model
 from dask_ferro.graph.tensor.tensor import asarray, constant_of, input
 from dask_ferro.lower.ranks.parallel import parallelize
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded_array import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.graphs import written

@@ -210,7 +210,7 @@ def test_a_saved_file_runs_in_onnxruntime(tmp_path):
 
 
 def test_large_weights_lie_beside_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("dask_ferro.graph.model.self_contained.INLINE_BYTES", 64)
+    monkeypatch.setattr("dask_ferro.graph.model.embedding.INLINE_BYTES", 64)
     w = np.arange(400, dtype=np.float32).reshape(4, 100)
     save_onnx(x_() @ asarray(w, name="w"), tmp_path / "m.onnx")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]

@@ -19,7 +19,7 @@ from dask.delayed import Delayed
 from onnx import helper
 
 import dask_ferro as ff
-from dask_ferro.lower.model.collection import prepared_of
+from dask_ferro.lower.model.collection import prepared_model_of
 from tests.each import every
 from tests.graphs import close, diamond, diamond_reference, mlp, mlp_reference, written
 from tests.programs import ran
@@ -336,10 +336,10 @@ def test_a_model_of_the_same_bytes_is_loaded_and_prepared_once(tmp_path):
     paths = [tmp_path / "one.onnx", tmp_path / "other.onnx"]
     for path in paths:
         path.write_bytes(mlp(seed=3).SerializeToString())
-    one, other = (prepared_of(ff.from_onnx(path)) for path in paths)
+    one, other = (prepared_model_of(ff.from_onnx(path)) for path in paths)
     assert other.loaded.model is one.loaded.model
     assert [one.ref.path, other.ref.path] == [str(path) for path in paths]
-    assert prepared_of(ff.from_onnx(paths[0])) is one
+    assert prepared_model_of(ff.from_onnx(paths[0])) is one
 
 
 def test_calls_look_for_regions_once(monkeypatch):
@@ -349,7 +349,7 @@ def test_calls_look_for_regions_once(monkeypatch):
     for _ in range(3):
         opened(X)
         opened.predict(X)
-    assert looked == [node.name for node in prepared_of(opened).loaded.model.graph]
+    assert looked == [node.name for node in prepared_model_of(opened).loaded.model.graph]
 
 
 def test_external_data_is_read_each_time_that_a_model_is_opened(tmp_path):

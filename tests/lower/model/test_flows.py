@@ -15,8 +15,8 @@ from onnx import helper
 
 import dask_ferro as ff
 from dask_ferro.flow.member import share_of
-from dask_ferro.lower.bundled import choice
-from dask_ferro.lower.bundled.recent import RecentChoices
+from dask_ferro.lower.bundling import choice
+from dask_ferro.lower.bundling.recent import RecentChoices
 from dask_ferro.scheduler.bundle_costs import BundleCosts
 from dask_ferro.scheduler.plugin import part_of
 from tests import graphs

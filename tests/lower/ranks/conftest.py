@@ -8,7 +8,7 @@ import distributed
 import pytest
 
 import dask_ferro as ff
-from dask_ferro.scheduler.bundled import enable_if_new
+from dask_ferro.scheduler.bundling import enable_if_new
 from tests.clusters import running
 from tests.lower.ranks.runs import take_part
 from tests.waiting import until

@@ -23,8 +23,8 @@ from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD, Adam
 from dask_ferro.graph.tensor.tensor import input
-from dask_ferro.lower.bundled.choice import CostFacts
-from dask_ferro.lower.bundled.rewrite import rewritten
+from dask_ferro.lower.bundling.choice import CostFacts
+from dask_ferro.lower.bundling.rewrite import rewrite_graph
 from dask_ferro.lower.ranks.rank_assignment import Homes
 from tests.waiting import until
 
@@ -91,7 +91,7 @@ def shares_of(run, stages, ranks=1):
         told |= {key: layer.annotations[MEMBER](key) for key in layer}
     wanted = {place.key for places in written.places.values() for place in places}
     facts = CostFacts(lambda key: None, lambda key: None, lambda key: None, count, inf, inf, members=count)
-    made = rewritten(written.graph.to_dict(), wanted, {MEMBER: told}, facts).graph
+    made = rewrite_graph(written.graph.to_dict(), wanted, {MEMBER: told}, facts).graph
     found = filter(None, map(share_of, made.values()))
     return sorted(found, key=lambda share: share.member)
 
@@ -194,7 +194,7 @@ def trained(net, optimizer, batches):
     w, g = ([input(f"{kind}{i}", p.shape, p.dtype) for i, p in enumerate(named)] for kind in "wg")
     began = optimizer.init(w)
     kept = pytree.leaves(began)
-    s = pytree.like(began, [input(f"s{i}", x.shape, x.dtype) for i, x in enumerate(kept)])
+    s = pytree.unflatten(began, [input(f"s{i}", x.shape, x.dtype) for i, x in enumerate(kept)])
     after, then = optimizer.step(w, g, s)
     ends = {
         **{f"w{i}": x for i, x in enumerate(after)},

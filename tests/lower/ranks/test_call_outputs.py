@@ -10,11 +10,11 @@ from distributed import Client
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.parallel.apply import apply_plan
 from dask_ferro.graph.sharding.spmd import lower
-from dask_ferro.graph.tensor.emit import Built, build
+from dask_ferro.graph.tensor.emit import BuiltModel, build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.ranks.calls import member_tuples
-from dask_ferro.lower.ranks.sharded import CallOutputs, gather
+from dask_ferro.lower.ranks.sharded_array import CallOutputs, gather
 from dask_ferro.lower.ranks.spmd import Ranks
 
 FOLLOW = {"next w": "w", "next b": "b"}
@@ -22,7 +22,7 @@ DATA = {"mesh": {"data": 2}, "inputs": {"x": 0}}
 
 
 @pytest.fixture(scope="module")
-def step() -> Built:
+def step() -> BuiltModel:
     x, w, b = (
         input("x", (4, 3)),
         asarray(np.ones((3, 2), "f4"), name="w"),
@@ -34,12 +34,12 @@ def step() -> Built:
     return build({"loss": loss, **{f"next {name}": value for name, value in after.items()}}, [x, w, b])
 
 
-def ranks_of(step: Built, plan: object, copied: bool) -> Ranks:
+def ranks_of(step: BuiltModel, plan: object, copied: bool) -> Ranks:
     names = {*FOLLOW, *FOLLOW.values()} if copied else set()
     return Ranks(lower(apply_plan(step, plan).shard(follow=FOLLOW), names))
 
 
-def walk(ranks: Ranks, step: Built, groups: list[int], client: Client | None) -> list[np.ndarray]:
+def walk(ranks: Ranks, step: BuiltModel, groups: list[int], client: Client | None) -> list[np.ndarray]:
     """Return losses and parameters of steps, which a client submits in groups."""
     rng, held, found = np.random.default_rng(0), dict(step.bound), []
     for count in groups:

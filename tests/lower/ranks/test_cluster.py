@@ -13,7 +13,7 @@ from emulated.sleeping import sleeping
 
 import dask_ferro as ff
 from dask_ferro.graph.pipeline.action import Action
-from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
+from dask_ferro.graph.pipeline.schedules import make_schedule as named_schedule
 from dask_ferro.graph.tensor.optim import Adam
 from dask_ferro.lower.client import use_client
 from dask_ferro.lower.ranks.parallel import parallelize

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
-from dask_ferro.graph.pipeline.named import NAMES
-from dask_ferro.graph.pipeline.named import make_schedule as named_schedule
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.schedules import NAMES
+from dask_ferro.graph.pipeline.schedules import make_schedule as named_schedule
 from dask_ferro.graph.tensor import nn
 from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.ranks.parallel import parallelize

@@ -17,7 +17,7 @@ import dask_ferro as ff
 import dask_ferro.tensor as ft
 from dask_ferro.graph.ir.regions import region as region
 from dask_ferro.graph.parallel.apply import apply_plan
-from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from dask_ferro.graph.pipeline.schedules import NAMES, usual_chunks
 from dask_ferro.graph.sharding.placements import Partial
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam

@@ -15,14 +15,14 @@ from hypothesis import example, given, settings
 import dask_ferro as ff
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.parallel.apply import apply_plan
-from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
 from dask_ferro.graph.pipeline.schedule import Schedule
+from dask_ferro.graph.pipeline.schedules import NAMES, usual_chunks
 from dask_ferro.graph.tensor import pytree
 from dask_ferro.graph.tensor.emit import build
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import input
 from dask_ferro.lower.ranks.parallel import parallelize
-from dask_ferro.lower.ranks.sharded import whole
+from dask_ferro.lower.ranks.sharded_array import join_parts
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.each import every
 from tests.graph.pipeline.nets import mlp, tied
@@ -65,7 +65,7 @@ def without_stages(net, plan, batch, m=M):
             total[name] = [a + b for a, b in zip(total[name], parts, strict=True)] if i else parts
     ports = {port.name: port.layout for port in ranks.spmd.outputs}
     mean = {
-        name: whole([part / m for part in parts], ports[name], ranks.spmd.mesh.sizes)
+        name: join_parts([part / m for part in parts], ports[name], ranks.spmd.mesh.sizes)
         for name, parts in total.items()
     }
     return mean["loss"], [mean[f"g{i}"] for i in range(len(leaves))]

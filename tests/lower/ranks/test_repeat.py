@@ -13,12 +13,12 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro.flow.member import share_of
 from dask_ferro.flow.run import MEMBER
-from dask_ferro.lower.bundled import expression
-from dask_ferro.lower.bundled.choice import CostFacts
-from dask_ferro.lower.bundled.expression import BundledGraph
+from dask_ferro.lower.bundling import expression
+from dask_ferro.lower.bundling.choice import CostFacts
+from dask_ferro.lower.bundling.expression import BundledGraph
 from dask_ferro.lower.ranks.calls import member_tuples
 from dask_ferro.lower.ranks.rank_assignment import Homes
-from dask_ferro.lower.ranks.sharded import CallOutputs, gather
+from dask_ferro.lower.ranks.sharded_array import CallOutputs, gather
 from tests.lower.ranks.test_call_outputs import DATA, FOLLOW, ranks_of, step, walk
 
 __all__ = ["step"]

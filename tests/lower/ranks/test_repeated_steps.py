@@ -15,15 +15,15 @@ from distributed.protocol.pickle import dumps
 
 from dask_ferro.flow.member import share_of
 from dask_ferro.graph.tensor.optim import Adam
-from dask_ferro.graph.tensor.pytree import like
-from dask_ferro.lower.bundled import expression
-from dask_ferro.lower.bundled.choice import CostFacts
-from dask_ferro.lower.bundled.expression import BundledGraph
+from dask_ferro.graph.tensor.pytree import unflatten
+from dask_ferro.lower.bundling import expression
+from dask_ferro.lower.bundling.choice import CostFacts
+from dask_ferro.lower.bundling.expression import BundledGraph
 from dask_ferro.lower.ranks.calls import member_tuples
 from dask_ferro.lower.ranks.parallel import parallelize
 from dask_ferro.lower.ranks.rank_assignment import Homes, RankWorkers
-from dask_ferro.lower.ranks.sharded import CallOutputs, gather
-from dask_ferro.lower.repeated import RepeatedTasks
+from dask_ferro.lower.ranks.sharded_array import CallOutputs, gather
+from dask_ferro.lower.repetition import RepeatedTasks
 from tests.each import every
 from tests.graph.pipeline.nets import mlp
 from tests.lower.ranks.runs import M, flat
@@ -92,7 +92,7 @@ def test_flows_of_repeats_are_the_same_numbers(four, schedule, plan, rows):
         arrays = named(chain.from_iterable(map(results, runs)))
         held = four.persist(CallOutputs(member_tuples(arrays, [], step.workers))).arrays
         last = iter(list(held.values())[-len(results(runs[-1])) + 1 :])
-        now = {name: like(getattr(runs[-1], name), last) for name in ("params", "state")}
+        now = {name: unflatten(getattr(runs[-1], name), last) for name in ("params", "state")}
         found += gather(held).values()
         assert len(group) - 1 in four.run_on_scheduler(_times)
     same(found, one_by_one(step, rows))

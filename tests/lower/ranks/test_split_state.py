@@ -16,7 +16,7 @@ from dask_ferro.graph.sharding.redistribute import COLLECTIVES, price
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.ranks.parallel import parallelize
-from dask_ferro.lower.ranks.sharded import CallOutputs
+from dask_ferro.lower.ranks.sharded_array import CallOutputs
 from dask_ferro.policy.estimates import SAME_HOST
 from dask_ferro.train.update import ENDS, ROWS, BatchUpdate
 from tests.each import every

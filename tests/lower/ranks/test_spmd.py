@@ -32,7 +32,7 @@ from dask_ferro.graph.tensor.emit import build, to_model
 from dask_ferro.graph.tensor.optim import SGD
 from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.ranks.exchange import FORMS, Name, exchange, form
-from dask_ferro.lower.ranks.sharded import gather, whole
+from dask_ferro.lower.ranks.sharded_array import gather, join_parts
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
 from tests.each import every
@@ -270,7 +270,7 @@ def test_parts_become_the_whole(kinds, rows):
     spmd = lower(plan).__class__(model, plan.mesh, (port,), (port,))
     array = np.arange(4.0 * rows).reshape(rows, 4)
     parts = spmd.split({"a": array})
-    np.testing.assert_array_equal(whole([parts[n] for n in port.parts], layout, (2, 2)), array)
+    np.testing.assert_array_equal(join_parts([parts[n] for n in port.parts], layout, (2, 2)), array)
 
 
 class TestDaskArrays:

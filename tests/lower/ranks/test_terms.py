@@ -15,7 +15,7 @@ import pytest
 
 import dask_ferro.tensor as ft
 from dask_ferro.graph.ir.regions import region
-from dask_ferro.graph.pipeline.named import usual_chunks
+from dask_ferro.graph.pipeline.schedules import usual_chunks
 from dask_ferro.graph.sharding.placements import Partial, Replicate
 from dask_ferro.graph.sharding.spmd import RANKS
 from dask_ferro.graph.tensor import nn

@@ -17,12 +17,12 @@ from torch.nn import functional
 from dask_ferro.graph.autodiff.grad import grad
 from dask_ferro.graph.ir.regions import region
 from dask_ferro.graph.parallel.apply import apply_plan
-from dask_ferro.graph.pipeline.named import NAMES, usual_chunks
+from dask_ferro.graph.pipeline.schedules import NAMES, usual_chunks
 from dask_ferro.graph.tensor import nn, pytree
 from dask_ferro.graph.tensor.optim import SGD, Adam, AdamW
 from dask_ferro.graph.tensor.tensor import asarray, input
 from dask_ferro.lower.ranks.parallel import parallelize
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded_array import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.tensor import compute
 from tests.pairs import all_pairs
@@ -178,7 +178,7 @@ class _Alone:
         w, g = ({n: input(f"{of}.{n}", v.shape, v.dtype) for n, v in self.params.items()} for of in "wg")
         began = optimizer.init(w)
         leaves = named("", began) if began else {}
-        form = pytree.like(began, [input(f"s.{n}", x.shape, x.dtype) for n, x in leaves.items()])
+        form = pytree.unflatten(began, [input(f"s.{n}", x.shape, x.dtype) for n, x in leaves.items()])
         after, then = optimizer.step(w, g, form if leaves else began)
         self.state = {n: np.zeros(x.shape, x.dtype) for n, x in leaves.items()}
         self.outputs = {f"next w.{n}": x for n, x in after.items()}

@@ -8,7 +8,7 @@ import pytest
 
 from dask_ferro import from_onnx
 from dask_ferro.graph.parallel.apply import apply_plan
-from dask_ferro.lower.ranks.sharded import gather
+from dask_ferro.lower.ranks.sharded_array import gather
 from dask_ferro.lower.ranks.spmd import Ranks
 from tests.clusters import running
 from tests.graph.sharding.language import MESHES, Language, assert_close, language, sharded

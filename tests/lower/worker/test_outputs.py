@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
 import dask_ferro as ff
-from dask_ferro.lower.worker.outputs import LARGE, NamedOutputs, Outputs, pack_results, together_by_name
+from dask_ferro.lower.worker.outputs import MAX_COPY, NamedOutputs, Outputs, pack_results, together_by_name
 from tests.each import every
 from tests.waiting import result
 
@@ -40,7 +40,7 @@ def test_many_small_arrays_are_one_frame_and_their_positions():
 
 
 def test_large_arrays_keep_their_frames_and_are_not_copied():
-    large = np.zeros(LARGE, np.float32)
+    large = np.zeros(MAX_COPY, np.float32)
     _, frames = serialize(pack_results([SMALL[0], large, SMALL[1]]))
     assert len(frames) == 3
     assert any(
@@ -59,7 +59,9 @@ def test_large_arrays_keep_their_frames_and_are_not_copied():
         pytest.param([np.arange(3, dtype=">f4"), np.arange(3, dtype="<f4")], id="the other byte order"),
         pytest.param([np.arange(3).astype(ml_dtypes.bfloat16), np.arange(3.0)], id="bfloat16"),
         pytest.param([np.array(["a", "bc"], object), np.arange(3)], id="texts"),
-        pytest.param([np.zeros(LARGE), np.arange(3), np.ones((LARGE, 1), np.int8)], id="large and small"),
+        pytest.param(
+            [np.zeros(MAX_COPY), np.arange(3), np.ones((MAX_COPY, 1), np.int8)], id="large and small"
+        ),
         pytest.param([np.broadcast_to(np.float32(1), (4, 4)), np.arange(3)], id="broadcast"),
     ],
 )

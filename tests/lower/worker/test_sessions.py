@@ -12,7 +12,7 @@ import pytest
 import dask_ferro as ff
 from dask_ferro.engines.selection import route
 from dask_ferro.errors import InputError
-from dask_ferro.lower.model.collection import prepared_of
+from dask_ferro.lower.model.collection import prepared_model_of
 from dask_ferro.lower.worker import sessions
 from dask_ferro.lower.worker.task import BundleRef, run_bundle
 from tests.graphs import written
@@ -34,7 +34,7 @@ def task(path) -> tuple[sessions.ModelRef, BundleRef]:
     weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     model = written(text, weights={"w": weight, "w0": weight[0]})
     path.write_bytes(model.SerializeToString())
-    opened = prepared_of(ff.from_onnx(path))
+    opened = prepared_model_of(ff.from_onnx(path))
     engines = route(opened.support, range(len(opened.support)))
     session = opened.session(("x",), ("y",), engines)
     return opened.ref, BundleRef(("x",), ("y",), engines, ((0, -1),), session=session)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dask_ferro.policy.scaling.early_exit import due
+from dask_ferro.policy.scaling.early_exit import due_jobs
 from dask_ferro.policy.scaling.facts import (
     BOOTING,
     LEAVING,
@@ -37,7 +37,7 @@ def there(*ends: float, state: str = RUNNING, first: int = 0, **facts: Any) -> l
 
 def goes(jobs: list[Job], maximum: float = 4, pool_maximum: float = inf, **pool: Any) -> list[str]:
     staff = ScalingFacts(NOW, (POOL._replace(maximum=pool_maximum, **pool),), tuple(jobs), (TASKS,))
-    return [job.name for job in due(Fleet(staff, replace(P, maximum=maximum)))]
+    return [job.name for job in due_jobs(Fleet(staff, replace(P, maximum=maximum)))]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_without_work_one_successor_comes_at_a_time_so_that_turns_are_taken_thou
     staff = ScalingFacts(NOW, (POOL,), tuple(full), ())
     idle = replace(P, maximum=9)
     assert [
-        job.name for job in due(Fleet(staff._replace(jobs=tuple(there(*[2.0] * 3, free=10**7))), idle))
+        job.name for job in due_jobs(Fleet(staff._replace(jobs=tuple(there(*[2.0] * 3, free=10**7))), idle))
     ] == ["j0"]
 
 

@@ -642,7 +642,7 @@ class Site:
         for _ in range(ticks):
             self.tick(Demand(tuple(profile)))
             threads = sum(job.threads for job in self.jobs if job.state == RUNNING)
-            profile = profiles.left(profile, [(0.0, inf, threads)], 1.0)
+            profile = profiles.advance(profile, [(0.0, inf, threads)], 1.0)
             if not profile:
                 return self.now
         return None
@@ -928,6 +928,6 @@ def test_is_total(staff: ScalingFacts, profiles: list) -> None:
 
 
 def test_thousands_of_jobs_and_a_long_profile_are_bounded() -> None:
-    profile = profiles.cleaned([(0.1, float(n % 97)) for n in range(50_000)])
+    profile = profiles.clean([(0.1, float(n % 97)) for n in range(50_000)])
     assert len(profile) == 64
     assert profiles.work(profile) == pytest.approx(sum(0.1 * (n % 97) for n in range(50_000)))

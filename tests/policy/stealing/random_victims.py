@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from dask_ferro.policy.facts import Address, Move
-from dask_ferro.policy.stealing.informed import Asked, Policy, StealingState, is_starving, threshold_of
-from dask_ferro.policy.stealing.last_victim import drawn
+from dask_ferro.policy.stealing.informed import Asks, Policy, StealingState, is_starving, threshold_of
+from dask_ferro.policy.stealing.last_victim import draw
 from dask_ferro.policy.stealing.snapshot import Snapshot
 from dask_ferro.policy.stealing.tentative import Tentative, may, outlasts, returns
 
@@ -17,9 +17,9 @@ class RandomVictims(Policy):
 
     projects: ClassVar[bool] = False
 
-    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asked:
+    def asks(self, thieves: Sequence[Address], everyone: Collection[Address], state: StealingState) -> Asks:
         """Return one worker for each thief."""
-        chance = (drawn(self.seed, state.turns, number) for number in range(len(thieves)))
+        chance = (draw(self.seed, state.turns, number) for number in range(len(thieves)))
         order = sorted(everyone)
         return {thief: (order[n % len(order)],) for thief, n in zip(thieves, chance, strict=True)}
 

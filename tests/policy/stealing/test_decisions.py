@@ -15,7 +15,7 @@ from dask_ferro.errors import InputError
 from dask_ferro.policy.facts import Replica, TaskFacts
 from dask_ferro.policy.stealing.decision import BEGINS, StealingDecision, replay
 from dask_ferro.policy.stealing.informed import StealingParameters, StealingState
-from dask_ferro.policy.stealing.policies import POLICIES, named
+from dask_ferro.policy.stealing.policies import POLICIES, make_policy
 from dask_ferro.simulate.core_adapter import CoreAdapter
 from dask_ferro.simulate.engine import VirtualSite, simulate
 from tests.policy.facts import snapshot, stand, task
@@ -51,7 +51,7 @@ def changed(line: str, change: Callable[[dict[str, Any]], object]) -> str:
 
 def of_one_task(one: TaskFacts, **thresholds: float) -> StealingDecision:
     state = StealingState(thresholds, {"a": "b"}, turns=3)
-    policy = named("last-victim", StealingParameters(threshold=0.5), 7)
+    policy = make_policy("last-victim", StealingParameters(threshold=0.5), 7)
     return StealingDecision(policy, state, snapshot([stand("a"), stand("b", one, running=0.1 + 0.2)]), ())
 
 

@@ -9,22 +9,22 @@ import pytest
 
 from dask_ferro.policy.facts import Key, Outcome, TaskFacts, Worker
 from dask_ferro.policy.stealing.informed import (
-    Informed,
+    InformedPolicy,
     Policy,
     StealingParameters,
     StealingState,
-    adapted,
+    adapt,
     is_starving,
     threshold_of,
 )
 from dask_ferro.policy.stealing.last_victim import LastVictim
-from dask_ferro.policy.stealing.policies import NoStealing, named
+from dask_ferro.policy.stealing.policies import NoStealing, make_policy
 from tests.policy.facts import MB, Stand, decided, needs, stand, task, ways
 
 P = StealingParameters(
     threshold=0.01, reach=0.1, margin=0.002, shortest=0.002, tries=8,
 )  # fmt: skip
-INFORMED = Informed(P)
+INFORMED = InformedPolicy(P)
 LAST_VICTIM = LastVictim(P)
 POLICIES = [
     pytest.param(INFORMED, id="informed"),
@@ -96,19 +96,19 @@ def test_two_thieves_never_take_the_same_task(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("informed", Informed), ("last-victim", LastVictim), ("none", NoStealing)]
+    ("name", "kind"), [("informed", InformedPolicy), ("last-victim", LastVictim), ("none", NoStealing)]
 )
 def test_a_policy_is_found_by_its_name(name: str, kind: type) -> None:
-    policy = named(name, P, 7)
+    policy = make_policy(name, P, 7)
     assert (type(policy), policy.parameters, getattr(policy, "seed", 7)) == (kind, P, 7)
 
 
 def test_an_unknown_name_says_which_there_are() -> None:
     with pytest.raises(ValueError, match="got 'greedy', wanted one of informed, last-victim, none"):
-        named("greedy", P)
+        make_policy("greedy", P)
 
 
-# -- Informed: which tasks, and how many -------------------------------------------------------------------
+# -- InformedPolicy: which tasks, and how many -------------------------------------------------------------------
 
 UNKNOWN = {"known": False}
 
@@ -213,7 +213,7 @@ def test_at_most_so_many_tasks_are_weighed_for_a_move() -> None:
     assert moves(INFORMED, stand("a", *costly[1:], task("free"), running=0.2), stand("b")) != []
 
 
-# -- Informed: whose, and for whom -------------------------------------------------------------------------
+# -- InformedPolicy: whose, and for whom -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def outcome(kind: str, seconds: float = 0.0) -> Outcome:
 
 def after(*outcomes: Outcome, state: StealingState = StealingState()) -> float:  # noqa: B008
     """The thief's threshold after what became of its moves."""
-    return threshold_of(adapted(state, outcomes, P), "t", P)
+    return threshold_of(adapt(state, outcomes, P), "t", P)
 
 
 @pytest.mark.parametrize("first", [0.001, 0.01, 0.25])
@@ -279,19 +279,19 @@ def test_a_threshold_is_bounded() -> None:
 
 
 def test_a_threshold_is_of_one_worker() -> None:
-    state = adapted(StealingState(), (outcome("started", 0.02),), P)
+    state = adapt(StealingState(), (outcome("started", 0.02),), P)
     assert (threshold_of(state, "v", P), list(state.thresholds)) == (P.threshold, ["t"])
 
 
 def test_a_success_is_remembered_until_a_failure() -> None:
-    started = adapted(StealingState(), (outcome("started", 0.01),), P)
+    started = adapt(StealingState(), (outcome("started", 0.01),), P)
     assert started.victims == {"t": "v"}
-    assert adapted(started, (outcome("refused"),), P).victims == {}
+    assert adapt(started, (outcome("refused"),), P).victims == {}
 
 
 def test_nothing_heard_is_nothing_learned() -> None:
     state = StealingState(thresholds={"t": 0.1})
-    assert adapted(state, (), P) is state
+    assert adapt(state, (), P) is state
 
 
 # -- LastVictim --------------------------------------------------------------------------------------------

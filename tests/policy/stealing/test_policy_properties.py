@@ -26,13 +26,13 @@ from dask_ferro.policy import idle_order
 from dask_ferro.policy import ledger as ledger_module
 from dask_ferro.policy.estimates import is_duration
 from dask_ferro.policy.facts import Outcome, Worker
-from dask_ferro.policy.placement import Nobody, PlacementParameters, Wait
+from dask_ferro.policy.placement import NoWorker, PlacementParameters, Wait
 from dask_ferro.policy.stealing import policies as registry
 from dask_ferro.policy.stealing.informed import (
     Policy,
     StealingParameters,
     StealingState,
-    adapted,
+    adapt,
     is_starving,
     threshold_of,
 )
@@ -259,10 +259,10 @@ def _first(workers: list[Worker], count: int) -> list[float]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("few", [2, idle_order.FEW], ids=["kept in order", "looked through"])
+@pytest.mark.parametrize("few", [2, idle_order.SCAN_LIMIT], ids=["kept in order", "looked through"])
 def test_the_ledger(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (idle_order, ledger_module):
-        monkeypatch.setattr(module, "FEW", few)
+        monkeypatch.setattr(module, "SCAN_LIMIT", few)
     skipped = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     steps = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=skipped)
     run_state_machine_as_test(LedgerMachine, settings=steps)
@@ -273,7 +273,7 @@ def test_the_ledger(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
 SECONDS = st.sampled_from([0.0005, 0.003, 0.02, 0.05, 0.3])
 PARAMETERS = StealingParameters(threshold=0.01, reach=0.1, margin=0.002, shortest=0.002)
 # Every policy that has a name.
-POLICIES: list[Policy] = [registry.named(name, PARAMETERS) for name in registry.POLICIES]
+POLICIES: list[Policy] = [registry.make_policy(name, PARAMETERS) for name in registry.POLICIES]
 policies = pytest.mark.parametrize("policy", POLICIES, ids=list(registry.POLICIES))
 some = st.frozensets(addresses, max_size=4)
 
@@ -342,7 +342,7 @@ properties = settings(max_examples=60, deadline=None, suppress_health_check=[Hea
 def test_every_move_is_legal(
     policy: Policy, stands: list[Stand], state: StealingState, heard: list[Outcome]
 ) -> None:
-    shown, state = snapshot(stands), adapted(state, heard, PARAMETERS)
+    shown, state = snapshot(stands), adapt(state, heard, PARAMETERS)
     found = decided(policy, stands, state)
     waiting = {t.key: (address, t) for address, queue in shown.queues.items() for t in queue}
     assert len({move.key for move in found}) == len(found)
@@ -442,7 +442,7 @@ def test_the_order_in_which_workers_got_hungry_changes_no_informed_move(
 @properties
 @given(heard=outcomes, state=states())
 def test_thresholds_stay_in_their_bounds(heard: list[Outcome], state: StealingState) -> None:
-    for value in adapted(state, tuple(heard), PARAMETERS).thresholds.values():
+    for value in adapt(state, tuple(heard), PARAMETERS).thresholds.values():
         assert 0.0 <= value <= 0.25
 
 
@@ -456,7 +456,7 @@ def test_a_placement_is_legal_and_does_not_depend_on_order(
     mixed = (workers, chance.sample(workers, len(workers)))
     chosen, again = (where(PlacementParameters().choose(ready, each, free_links(), {})) for each in mixed)
     open_ = {w.address for w in workers if w.accepts and (some is None or w.address in some)}
-    assert chosen in open_ if open_ else chosen == Nobody()
+    assert chosen in open_ if open_ else chosen == NoWorker()
     assert again == chosen
 
 
@@ -476,7 +476,7 @@ def test_a_known_task_is_placed_in_time_or_waits_or_has_no_choice(
     elif known and 0.05 + spare <= fresh:
         assert chosen == Wait("reserved_for_new_worker")
     elif not open_:
-        assert chosen == Nobody()
+        assert chosen == NoWorker()
     else:
         left = {address: w.ends_in - w.starts_in for address, w in open_.items()}
         assert left[str(chosen)] == max(left.values())

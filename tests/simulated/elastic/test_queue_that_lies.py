@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dask_ferro.policy.scaling.facts import PENDING, Job, Pool, ScalingFacts, Submit
 from dask_ferro.policy.scaling.step import ScalingParameters, step
 from dask_ferro.slurm.job_lifecycle import BatchJob, Patience
-from dask_ferro.slurm.parsing import OVER, QueueRow
+from dask_ferro.slurm.parsing import TERMINAL, QueueRow
 
 MOST = 4
 BOUNDS = ScalingParameters(minimum=MOST, maximum=MOST)
@@ -63,7 +63,7 @@ class Toy:
             if job.follow(row, names, self.now, Patience(), is_sure=False) is not None:
                 assert name not in names
                 del self.book[name]
-                if row is None or row.phase != OVER:
+                if row is None or row.phase != TERMINAL:
                     self.unproven[job.job_id] = job
         self.unproven = {i: job for i, job in self.unproven.items() if i not in self.dead}
 

@@ -22,7 +22,7 @@ from dask_ferro.policy.scaling.step import ScalingParameters, step
 from dask_ferro.policy.stealing.policies import POLICIES as OURS
 from dask_ferro.simulate.clock import Clock
 from dask_ferro.simulate.cluster import VirtualCluster
-from dask_ferro.simulate.engine import Stuck
+from dask_ferro.simulate.engine import StuckError
 from dask_ferro.simulate.graphs.taskgraph import TaskGraph, TaskSpec
 from tests.simulate.test_properties import graphs
 
@@ -172,14 +172,14 @@ def test_with_short_lives_all_work_is_done_or_it_is_told_what_to_change(life, st
     pool = VirtualPool(walltime=life, start_up=start_up)
     try:
         simulate_elastic(independent(16, task), [pool], scaling, limit=300.0)
-    except Stuck:
+    except StuckError:
         assert not able
         assert "walltime" in scaling.advice
 
 
 def test_stock_loses_results_as_fast_as_it_makes_them() -> None:
     pool = VirtualPool(walltime=25.0)
-    with pytest.raises(Stuck, match="tasks are left after 300 s"):
+    with pytest.raises(StuckError, match="tasks are left after 300 s"):
         simulate_elastic(independent(12, 8.0), [pool], StockAdaptive(2, 2), policy="stock", limit=300.0)
 
 

@@ -19,7 +19,7 @@ from dask_ferro.graph.ir.dtypes import BOOL, FLOAT, INDEX, WIDE, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
 # Values of qk_matmul_output_mode: scores after the bias, after softmax (0: the plain products).
-_BIASED, _SOFTMAXED = 2, 3
+_BIAS_MODE, _SOFTMAX_MODE = 2, 3
 
 
 def _attention(xp: Namespace, op: Op) -> Fn:
@@ -56,7 +56,7 @@ def _attention(xp: Namespace, op: Op) -> Fn:
         if flat:
             y = xp.permute_dims(y, (0, 2, 1, 3))
             y = xp.reshape(y, (*y.shape[:2], y.shape[2] * y.shape[3]))
-        return y, k, v, weights if mode == _SOFTMAXED else biased if mode == _BIASED else scores
+        return y, k, v, weights if mode == _SOFTMAX_MODE else biased if mode == _BIAS_MODE else scores
 
     return fn
 

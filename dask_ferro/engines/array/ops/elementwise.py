@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Build, Fn, Kernel, Op, dtype, one_of, row, widen
-from dask_ferro.graph.ir.dtypes import ANY, BOOL, FLOAT, INTEGER, NUMERIC
+from dask_ferro.graph.ir.dtypes import BOOL, DTYPES, FLOAT, INTEGER, NUMERIC
 
 # The error of an integer divided by 0, on each engine that checks for it itself.
 DIVIDED_BY_ZERO = (
@@ -228,6 +228,6 @@ TABLE: dict[str, Kernel] = {
     "Clip": Kernel(_clip, (NUMERIC,)),
     "Reciprocal": row(lambda xp, x: 1 / x, FLOAT),
     "Erf": row(erf, FLOAT),
-    "Cast": Kernel(_cast, (ANY,), when=one_of("to", ANY, None)),
-    "CastLike": row(lambda xp, x, to: xp.astype(x, to.dtype, copy=False), ANY),
+    "Cast": Kernel(_cast, (DTYPES,), when=one_of("to", DTYPES, None)),
+    "CastLike": row(lambda xp, x, to: xp.astype(x, to.dtype, copy=False), DTYPES),
 }

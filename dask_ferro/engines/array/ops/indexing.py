@@ -27,7 +27,7 @@ from dask_ferro.engines.array.kernel import (
     row,
     row_of,
 )
-from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, INTEGER, NUMERIC, WIDE
+from dask_ferro.graph.ir.dtypes import BOOL, DTYPES, INDEX, INTEGER, NUMERIC, WIDE
 
 _UFUNCS = {"add": "add", "max": "maximum", "min": "minimum"}
 # Dtypes that CuPy's `ufunc.at` supports, because CUDA has atomics for them.
@@ -178,19 +178,19 @@ def _compress(xp: Namespace, x: Array, condition: Array, axis: int | None) -> Ar
 
 
 TABLE: dict[str, Kernel] = {
-    "Gather": Kernel(_gather, (ANY, INDEX)),
-    "GatherElements": row(_gather_elements, ANY, INDEX, axis=0),
-    "GatherND": row(_gather_nd, ANY, WIDE, batch_dims=0),
+    "Gather": Kernel(_gather, (DTYPES, INDEX)),
+    "GatherElements": row(_gather_elements, DTYPES, INDEX, axis=0),
+    "GatherND": row(_gather_nd, DTYPES, WIDE, batch_dims=0),
     "ScatterND": row(_scatter_nd, NUMERIC, WIDE, NUMERIC, when=_known_reduction, reduction="none"),
     "ScatterElements": row(
         _scatter_elements, NUMERIC, INDEX, NUMERIC, when=_known_reduction, axis=0, reduction="none"
     ),
     "TensorScatter": row(
-        _tensor_scatter, ANY, ANY, WIDE, opsets=range(24, NEWEST + 1), axis=-2, mode="linear"
+        _tensor_scatter, DTYPES, DTYPES, WIDE, opsets=range(24, NEWEST + 1), axis=-2, mode="linear"
     ),
-    "OneHot": row_of(_one_hot, NUMERIC, NUMERIC, ANY),
-    "Trilu": row_of(_trilu, ANY, WIDE),
+    "OneHot": row_of(_one_hot, NUMERIC, NUMERIC, DTYPES),
+    "Trilu": row_of(_trilu, DTYPES, WIDE),
     "TopK": row_of(_top_k, NUMERIC, INTEGER, since=10, attributes=("k",)),
-    "NonZero": row(_non_zero, ANY),
-    "Compress": row(_compress, ANY, BOOL, axis=None),
+    "NonZero": row(_non_zero, DTYPES),
+    "Compress": row(_compress, DTYPES, BOOL, axis=None),
 }

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from dask_ferro.engines import Array, Namespace
 from dask_ferro.engines.array.kernel import Fn, Kernel, Op, dtype, from_front, index_at, one_of, row, row_of
-from dask_ferro.graph.ir.dtypes import ANY, BOOL, INDEX, NUMERIC, WIDE, D
+from dask_ferro.graph.ir.dtypes import BOOL, DTYPES, INDEX, NUMERIC, WIDE, D
 from dask_ferro.graph.ir.nodes import attribute_of
 
 Ints = tuple[int, ...]
@@ -194,7 +194,7 @@ def _constant_of_shape(xp: Namespace, op: Op, shape: Ints) -> Fn:
 
 def _plain_value(node: ir.Node, opset: int) -> bool:
     value = attribute_of(node, "value", None)
-    return value is None or value.dtype in ANY
+    return value is None or value.dtype in DTYPES
 
 
 def _range(xp: Namespace, start: Array, limit: Array, delta: Array) -> Array:
@@ -218,35 +218,35 @@ def _eye_like(xp: Namespace, x: Array, **attributes: int | None) -> Array:
 
 
 TABLE: dict[str, Kernel] = {
-    "Identity": row(lambda xp, x: x, ANY),
-    "Dropout": Kernel(_dropout, (ANY, ANY, BOOL), when=_inference),
-    "Reshape": row_of(_reshape, ANY, WIDE),
-    "Transpose": row(_transpose, ANY, perm=None),
-    "Flatten": row(_flatten, ANY, axis=1),
-    "Squeeze": row_of(_squeeze, ANY, WIDE, since=13, attributes=("axes",)),
-    "Unsqueeze": row_of(_unsqueeze, ANY, WIDE, since=13, attributes=("axes",)),
-    "Concat": row(lambda xp, *xs, axis: xp.concat(xs, axis=axis), ANY, axis=None),
-    "Split": row_of(_split_kernel, ANY, WIDE, since=13, attributes=("split",)),
-    "Slice": row_of(_slice, ANY, INDEX, at=(1, 2, 3, 4), since=10, attributes=("starts", "ends", "axes")),
+    "Identity": row(lambda xp, x: x, DTYPES),
+    "Dropout": Kernel(_dropout, (DTYPES, DTYPES, BOOL), when=_inference),
+    "Reshape": row_of(_reshape, DTYPES, WIDE),
+    "Transpose": row(_transpose, DTYPES, perm=None),
+    "Flatten": row(_flatten, DTYPES, axis=1),
+    "Squeeze": row_of(_squeeze, DTYPES, WIDE, since=13, attributes=("axes",)),
+    "Unsqueeze": row_of(_unsqueeze, DTYPES, WIDE, since=13, attributes=("axes",)),
+    "Concat": row(lambda xp, *xs, axis: xp.concat(xs, axis=axis), DTYPES, axis=None),
+    "Split": row_of(_split_kernel, DTYPES, WIDE, since=13, attributes=("split",)),
+    "Slice": row_of(_slice, DTYPES, INDEX, at=(1, 2, 3, 4), since=10, attributes=("starts", "ends", "axes")),
     # In both directions: ONNX also broadcasts the shape to the input.
     "Expand": row_of(
-        lambda xp, op, shape: lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, shape)), ANY, WIDE
+        lambda xp, op, to: lambda x, *_: xp.broadcast_to(x, np.broadcast_shapes(x.shape, to)), DTYPES, WIDE
     ),
-    "Tile": row_of(lambda xp, op, repeats: lambda x, *_: xp.tile(x, repeats), ANY, WIDE),
+    "Tile": row_of(lambda xp, op, repeats: lambda x, *_: xp.tile(x, repeats), DTYPES, WIDE),
     "Pad": row_of(
         _pad,
-        *(ANY, WIDE, ANY, INDEX),
+        *(DTYPES, WIDE, DTYPES, INDEX),
         at=(1, 3),
         since=11,
         attributes=("pads",),
         when=one_of("mode", _PAD_MODES, "constant"),
     ),
-    "DepthToSpace": row(_depth_to_space, ANY, blocksize=None, mode="DCR"),
-    "SpaceToDepth": row(_space_to_depth, ANY, blocksize=None, mode="DCR"),
-    "CenterCropPad": row_of(_center_crop_pad, ANY, INDEX),
+    "DepthToSpace": row(_depth_to_space, DTYPES, blocksize=None, mode="DCR"),
+    "SpaceToDepth": row(_space_to_depth, DTYPES, blocksize=None, mode="DCR"),
+    "CenterCropPad": row_of(_center_crop_pad, DTYPES, INDEX),
     "ConstantOfShape": row_of(_constant_of_shape, WIDE, at=(0,), when=_plain_value),
     "Range": row(_range, frozenset({D.FLOAT, D.DOUBLE, D.INT16, D.INT32, D.INT64})),
-    "Shape": row(_shape, ANY, start=0, end=None),
-    "Size": row(lambda xp, x: xp.asarray(math.prod(x.shape), dtype=xp.int64), ANY),
-    "EyeLike": row(_eye_like, NUMERIC | BOOL, when=one_of("dtype", {*ANY, None}, None), k=0, dtype=None),
+    "Shape": row(_shape, DTYPES, start=0, end=None),
+    "Size": row(lambda xp, x: xp.asarray(math.prod(x.shape), dtype=xp.int64), DTYPES),
+    "EyeLike": row(_eye_like, NUMERIC | BOOL, when=one_of("dtype", {*DTYPES, None}, None), k=0, dtype=None),
 }

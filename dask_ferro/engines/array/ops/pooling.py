@@ -113,20 +113,20 @@ def _global_lp(xp: Namespace, x: Array, p: int) -> Array:
     return xp.pow(xp.sum(xp.pow(xp.abs(x), p), axis=_space(x), keepdims=True), 1 / p)
 
 
-def _plain(node: ir.Node, opset: int) -> bool:
+def _fits(node: ir.Node, opset: int) -> bool:
     """Return whether no pad is negative, and ceil_mode and auto_pad are not combined."""
     has_auto_pad = attribute_of(node, "auto_pad", "NOTSET") != "NOTSET"
     return only_pads(node, opset) and not (has_auto_pad and attribute_of(node, "ceil_mode", 0))
 
 
 def _plain_floor(node: ir.Node, opset: int) -> bool:
-    """Return whether a node is `_plain` and without ceil_mode, whose partial windows engines scale differently."""
-    return _plain(node, opset) and not attribute_of(node, "ceil_mode", 0)
+    """Return whether a node is `_fits` and without ceil_mode, whose partial windows engines scale differently."""
+    return _fits(node, opset) and not attribute_of(node, "ceil_mode", 0)
 
 
 TABLE: dict[str, Kernel] = {
-    "MaxPool": Kernel(_max_pool, (FLOAT | {D.INT8, D.UINT8},), when=_plain),
-    "AveragePool": row(_average_pool, FLOAT, when=_plain, kernel_shape=None, count_include_pad=0, **WINDOW),
+    "MaxPool": Kernel(_max_pool, (FLOAT | {D.INT8, D.UINT8},), when=_fits),
+    "AveragePool": row(_average_pool, FLOAT, when=_fits, kernel_shape=None, count_include_pad=0, **WINDOW),
     "LpPool": row(_lp_pool, FLOAT, when=_plain_floor, kernel_shape=None, p=2, **WINDOW),
     "GlobalAveragePool": row(lambda xp, x: xp.mean(x, axis=_space(x), keepdims=True), FLOAT),
     "GlobalMaxPool": row(lambda xp, x: xp.max(x, axis=_space(x), keepdims=True), FLOAT),

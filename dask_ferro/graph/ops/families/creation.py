@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dask_ferro.graph.ops.facts import EXP, OpFacts, rows_of
-from dask_ferro.graph.ops.families.layout import filled
+from dask_ferro.graph.ops.families.layout import fill_state
 from dask_ferro.graph.ops.labels import Rule, TypedNode
 from dask_ferro.graph.ops.states import Depends, Finding, State
 
@@ -21,7 +21,7 @@ def _one_value(o: TypedNode) -> Rule:
 
 TABLE: Mapping[str, OpFacts] = {
     **rows_of("Constant ImageDecoder", OpFacts(0)),
-    "ConstantOfShape": OpFacts(0, labels=_one_value, sizes=filled),
+    "ConstantOfShape": OpFacts(0, labels=_one_value, sizes=fill_state),
     "EyeLike": OpFacts(0, "type", combines="computes with their order"),
     "Range": OpFacts(1, sizes=_range_state),
     **rows_of("HannWindow HammingWindow", OpFacts(EXP + 2)),

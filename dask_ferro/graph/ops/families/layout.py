@@ -21,18 +21,18 @@ _THE_END = 2**31 - 1
 
 # Labels.
 
-_moved = partial(Rule, linear=((0,),), commutes=REDUCTIONS)
+_move_rule = partial(Rule, linear=((0,),), commutes=REDUCTIONS)
 
 
 def _transpose(o: TypedNode) -> Rule:
     dims = names(o.rank())
     order = o.attribute("perm", range(o.rank())[::-1])
-    return _moved((dims,), (tuple(dims[i] for i in order),))
+    return _move_rule((dims,), (tuple(dims[i] for i in order),))
 
 
 def _reshape(o: TypedNode) -> Rule:
     before, after = regroup(o.shape(0), o.out_shape())
-    return _moved((before,), (after,), shape=1 if o.node.op_type == "Reshape" else None)
+    return _move_rule((before,), (after,), shape=1 if o.node.op_type == "Reshape" else None)
 
 
 def regroup(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
@@ -68,7 +68,7 @@ def regroup(before: Sequence[int], after: Sequence[int]) -> tuple[Dims, Dims]:
 def _expand(o: TypedNode) -> Rule:
     out = o.out_shape()
     operand = align(o.shape(0), out)
-    return _moved((operand,), ((None,) * (len(out) - len(operand)) + operand,), shape=1)
+    return _move_rule((operand,), ((None,) * (len(out) - len(operand)) + operand,), shape=1)
 
 
 def _concat(o: TypedNode) -> Rule:
@@ -185,7 +185,7 @@ def _cuts(o: TypedNode) -> list[tuple[int, ...] | None]:
 # Sizes.
 
 
-def filled(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
+def fill_state(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     """Return the state of one value for every row, in a shape that is made of sizes."""
     depends = elements[-1]
     if depends is not None and sum(depends) == 1:
@@ -197,7 +197,7 @@ def filled(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
 
 def _stretch_rows(o: TypedNode, elements: Sequence[Depends], rows: int) -> State:
     """The rows that a value is repeated for, along a new axis or one of length 1."""
-    state, data = filled(o, elements, rows), o.node.inputs[0]
+    state, data = fill_state(o, elements, rows), o.node.inputs[0]
     if not isinstance(state, Rows):
         return state
     shape = None if data is None else type_of(data, o.types).shape

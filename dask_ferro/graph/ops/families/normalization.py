@@ -26,7 +26,7 @@ def _layer(o: TypedNode) -> Sequence[int]:
     return range(o.axis(-1), o.rank())
 
 
-def _batch_normalized(o: TypedNode) -> Rule:
+def _batch_norm(o: TypedNode) -> Rule:
     """All dimensions if the statistics are inputs, channels if they are the batch's statistics."""
     dims, channel = names(o.rank()), ("1",)
     if _trains(o):
@@ -41,7 +41,7 @@ def _trains(o: TypedNode) -> bool:
     return sum(bool(v.name) for v in o.node.outputs) > 1
 
 
-def _instance_normalized(o: TypedNode) -> Rule:
+def _instance_norm(o: TypedNode) -> Rule:
     dims: Dims = mask_dims(names(o.rank()), range(2, o.rank()))
     return Rule((dims, ("1",), ("1",)), (dims,))
 
@@ -54,8 +54,8 @@ TABLE: Mapping[str, OpFacts] = {
     "LpNormalization": OpFacts(3, labels=all_but(lambda o: (o.axis(-1),))),
     "LayerNormalization": OpFacts(8, labels=all_but(_layer)),
     "RMSNormalization": OpFacts(5, labels=all_but(_layer)),
-    "BatchNormalization": OpFacts(2, labels=_batch_normalized),
-    "InstanceNormalization": OpFacts(8, labels=_instance_normalized),
+    "BatchNormalization": OpFacts(2, labels=_batch_norm),
+    "InstanceNormalization": OpFacts(8, labels=_instance_norm),
     # Scale and bias belong to channels since opset 21, and to groups before: only the batch is split alike in both.
     "GroupNormalization": OpFacts(8, labels=all_but(lambda o: range(1, o.rank()))),
     "MeanVarianceNormalization": OpFacts(7, labels=all_but(lambda o: o.attribute("axes", (0, 2, 3)))),

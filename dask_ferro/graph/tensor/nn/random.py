@@ -33,8 +33,8 @@ _HALF = np.asarray(32, np.uint64)
 _WORD = 2**64
 # Elements that share a draw, the bits of each, and how far they are apart.  For 4 million elements on one core, ONNX
 # Runtime takes 53 ms like this, 218 if every element draws, and 198 if neighbours share (it broadcasts run by run).
-_LANES, _LANE_BITS, _APART = 4, 16, 16
-_BLOCK = _LANES * _APART
+_LANES, _LANE_BITS, _LANE_SHIFT = 4, 16, 16
+_BLOCK = _LANES * _LANE_SHIFT
 _PARTS = 2**_LANE_BITS
 
 # A tensor, or a numpy scalar of uint64: both have the operators that mixing needs.
@@ -123,17 +123,17 @@ def _mask(x: Tensor, key: TensorLike, dropped: int, rows: Tensor | None) -> Tens
     last, row = x.shape[-1], x.ndim - 1
     if row and isinstance(last, int) and last and last % _BLOCK == 0:
         blocks = last // _BLOCK
-        place = ints(range(blocks * _APART)).reshape(blocks, _APART) + _groups_before(
-            x, ints([blocks * _APART]), rows, 2
+        place = ints(range(blocks * _LANE_SHIFT)).reshape(blocks, _LANE_SHIFT) + _groups_before(
+            x, ints([blocks * _LANE_SHIFT]), rows, 2
         )
-        parted = _reshape_last(x, (blocks, _LANES, _APART))
-        bits = xp.expand_dims(_squares(_like(parted[..., 0, :], place), key), axis=-2)
+        parted = _reshape_last(x, (blocks, _LANES, _LANE_SHIFT))
+        bits = xp.expand_dims(_squares(_broadcast_index(parted[..., 0, :], place), key), axis=-2)
         return _reshape_last((bits & masks[:, None]) >= bounds[:, None], (last,), 3)
     place = rows if rows is not None and not row else positions(x, row)
-    inside, lane = place % _APART, place % _BLOCK // _APART
-    groups = (size_of(x, row) + (_BLOCK - 1)) // _BLOCK * _APART
-    group = place // _BLOCK * _APART + inside + _groups_before(x, groups, rows, 1)
-    bits = _squares(_like(x, group), key)
+    inside, lane = place % _LANE_SHIFT, place % _BLOCK // _LANE_SHIFT
+    groups = (size_of(x, row) + (_BLOCK - 1)) // _BLOCK * _LANE_SHIFT
+    group = place // _BLOCK * _LANE_SHIFT + inside + _groups_before(x, groups, rows, 1)
+    bits = _squares(_broadcast_index(x, group), key)
     return (bits & xp.take(masks, lane)) >= xp.take(bounds, lane)
 
 
@@ -153,7 +153,7 @@ def _groups_before(x: Tensor, groups: Tensor, rows: Tensor | None, behind: int) 
     return total
 
 
-def _like(x: Tensor, index: Tensor) -> Tensor:
+def _broadcast_index(x: Tensor, index: Tensor) -> Tensor:
     """Return an index broadcast to the shape of `x`, as uint64.
 
     Both branches are the same: the condition only ties the result to `x`, so that ranks which have a part of `x`

@@ -88,7 +88,7 @@ def _login(link: str) -> str:
     return found.group() if found else ""
 
 
-def shown(path: str) -> str:
+def mask(path: str) -> str:
     """Return a path as it is, and an address without secrets."""
     return without_secrets(path) if is_address(path) else path
 

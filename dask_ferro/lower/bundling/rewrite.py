@@ -31,25 +31,25 @@ from dask_ferro.flow.costs import names_of
 from dask_ferro.flow.member import ShareInput, is_ours, pass_on, pick, run_share
 from dask_ferro.flow.run import MEMBER, InnerTask, Repeat, Share
 from dask_ferro.flow.task_cost import FERRO
-from dask_ferro.graph.bundling.partition import MORE, Ints
-from dask_ferro.lower.bundled.choice import (
+from dask_ferro.graph.bundling.partition import PICK_BYTES, Ints
+from dask_ferro.lower.bundling.choice import (
     PLACING,
     Annotations,
     BundleChoice,
     CostFacts,
     Existing,
+    FindResult,
     Graph,
-    Held,
     add_behind,
     annotation,
     choose,
     is_barrier,
-    of_many,
+    widen,
 )
 from dask_ferro.lower.portable import PortableTask
-from dask_ferro.lower.repeated import RepeatedTasks
+from dask_ferro.lower.repetition import RepeatedTasks
 from dask_ferro.lower.upstream import GraphNode, TaskRef
-from dask_ferro.trace import ABOUT
+from dask_ferro.trace import PART_ANNOTATION
 
 # Words in the name of a bundle, and names in one graph: each is a prefix, over which Dask's scheduler iterates.
 _WORDS, _NAMES = 3, 16
@@ -58,38 +58,38 @@ _PRIORITY = "priority"
 SOONER = 0.5
 
 
-class Rewritten(NamedTuple):
+class RewrittenGraph(NamedTuple):
     """A graph and the annotations of its tasks."""
 
     graph: dict[Key, GraphNode]
     annotations: dict[str, dict[Key, Any]]
 
 
-def rewritten(
+def rewrite_graph(
     graph: Graph,
     wanted: Collection[Key],
     annotations: Annotations,
     facts: CostFacts,
     common: Mapping[str, object] | None = None,
-) -> Rewritten:
+) -> RewrittenGraph:
     """Return a graph in which cheap tasks run several at a time; arguments as of `choose`."""
     choice = choose(graph, wanted, annotations, facts, common)
     order, had = choice.tasks.order, choice.tasks.had
     if len(choice.bundles) == len(order) and MEMBER not in annotations:
         # To write 2,500 tasks as they are takes 15 ms.
         notes = {name: dict(by) for name, by in annotations.items()}
-        return Rewritten({key: graph[key] for key in order} | had, notes)
+        return RewrittenGraph({key: graph[key] for key in order} | had, notes)
     return _BundleWriter(graph, choice, wanted, annotations, common or {}).written()
 
 
-def rewritten_once(
+def rewrite_once(
     graph: Graph,
     wanted: Collection[Key],
     annotations: Annotations,
     facts: CostFacts,
     common: Mapping[str, object] | None,
     repeats: Sequence[RepeatedTasks],
-) -> Rewritten | None:
+) -> RewrittenGraph | None:
     """Return the flow or the bundle of a graph with the templates of `repeats`; None: some would be in neither."""
     choice = choose(graph, wanted, annotations, facts, common)
     parts = [part for part in choice.bundles if len(part) > 1]
@@ -99,8 +99,8 @@ def rewritten_once(
     return _BundleWriter(graph, choice, wanted, annotations, common or {}, repeats).written()
 
 
-def reused(
-    graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held
+def reuse_bundles(
+    graph: Graph, wanted: Iterable[Key], existing: Existing, held: FindResult
 ) -> dict[Key, GraphNode] | None:
     """Return a graph in which keys that bundles compute keep these; None: there are none."""
     ours: dict[Key, GraphNode] = {}
@@ -132,7 +132,7 @@ class _BundleWriter:
     annotations: Annotations
     common: Mapping[str, object]
     repeats: Sequence[RepeatedTasks] = ()
-    result: Rewritten = field(default_factory=lambda: Rewritten({}, {}))
+    result: RewrittenGraph = field(default_factory=lambda: RewrittenGraph({}, {}))
 
     def __post_init__(self) -> None:
         self.order, number = self.choice.tasks.order, self.choice.tasks.number
@@ -231,10 +231,10 @@ class _BundleWriter:
             label = "bundle:mixed"
         number = self._names[label] = self._names.get(label, -1) + 1
         # Tasks of one group are of one span, which is an annotation.
-        notes = repr([(name, of_many(name, by.get(first))) for name, by in self.annotations.items()])
+        notes = repr([(name, widen(name, by.get(first))) for name, by in self.annotations.items()])
         return f"{label}-{self._tokens.setdefault(notes, uuid4().hex)}", number
 
-    def written(self) -> Rewritten:
+    def written(self) -> RewrittenGraph:
         order, costs = self.order, self.choice.costs
         for p, tasks in enumerate(self.parts):
             first = order[tasks[0]]
@@ -274,11 +274,11 @@ class _BundleWriter:
         for name, values in self.annotations.items():
             value = values.get(first)
             if seconds is not None and not is_quick:
-                value = of_many(name, value)
+                value = widen(name, value)
             if value is not None:
                 self.result.annotations.setdefault(name, {})[key] = value
         if seconds is not None:
-            of_task = of_many(FERRO, annotation(FERRO, key, {}, self.result.annotations, self.common)) or {}
+            of_task = widen(FERRO, annotation(FERRO, key, {}, self.result.annotations, self.common)) or {}
             if isinstance(of_task, Mapping):
                 self.result.annotations.setdefault(FERRO, {})[key] = {**of_task, "seconds": seconds}
         if is_quick:
@@ -308,7 +308,7 @@ class _BundleWriter:
 
     def _share(self, p: int) -> GraphNode:
         """Return a bundle, or a member of the flow."""
-        order, about, of_ranks = self.order, self.annotations.get(ABOUT, {}), self.of_ranks
+        order, about, of_ranks = self.order, self.annotations.get(PART_ANNOTATION, {}), self.of_ranks
         numbers, flow = self.parts[p], self.flow_of[p]
         is_member = len(flow) > 1
         reads, arguments = self._reads(p)
@@ -358,7 +358,7 @@ class _BundleWriter:
     def _is_read_whole(self, p: int, read: list[int]) -> bool:
         """Return whether a bundle that reads some results of another is sent all of them; of a member, it is not."""
         others = self.in_all[p] - sum(self.nbytes[i] for i in read)
-        return len(self.flow_of[p]) == 1 and others <= MORE * len(read)
+        return len(self.flow_of[p]) == 1 and others <= PICK_BYTES * len(read)
 
 
 def _repeat(

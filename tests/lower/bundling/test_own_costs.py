@@ -14,13 +14,13 @@ from onnx import helper
 import dask_ferro as ff
 from dask_ferro.flow.costs import Costs, MeasuredTasks, names_of
 from dask_ferro.flow.task_cost import TaskCost, own_cost
-from dask_ferro.lower.bundled.choice import choose
-from dask_ferro.lower.bundled.rewrite import rewritten
+from dask_ferro.lower.bundling.choice import choose
+from dask_ferro.lower.bundling.rewrite import rewrite_graph
 from dask_ferro.lower.portable import BundleTask
 from dask_ferro.lower.upstream import Task, TaskRef
 from tests import graphs
 from tests.each import every
-from tests.lower.bundled.graphs import facts
+from tests.lower.bundling.graphs import facts
 
 CHAINS, LENGTH = 4, 20
 
@@ -70,7 +70,7 @@ def test_tasks_run_together_by_what_they_say(
     common = {"ferro": next(iter(annotations["ferro"].values()))} if has[0] else {}
     assert bool(choose(graph, wanted, {}, known(2), common).flows) == bool(has[0])
     # What tasks say of themselves is not said of what they run in.
-    for key, told in rewritten(graph, wanted, annotations, known(2)).annotations.get("ferro", {}).items():
+    for key, told in rewrite_graph(graph, wanted, annotations, known(2)).annotations.get("ferro", {}).items():
         assert not has[0] or told == {"seconds": pytest.approx(told["seconds"])}, key
 
 

@@ -21,7 +21,7 @@ from dask_ferro.lower.upstream import forget_messages
 # Other systems than Linux have no such memory.
 HAS_MEMORY = hasattr(os, "memfd_create")
 # Each takes two of the files that a process may have open, often 1,024.
-_MOST = 100
+_MAX_ARRAYS = 100
 # A graph that was sent is read within milliseconds; one that cannot be sent would keep its memory for ever.
 _SENT_S = 60.0
 
@@ -40,8 +40,8 @@ class Loan:
 
 
 # The memory of this process by its handle, and what was sent and not yet read by the scheduler, with the time.
-_own: WeakValueDictionary[int, Memory] = WeakValueDictionary()
-_sent: dict[int, tuple[Memory, float]] = {}
+_memories: WeakValueDictionary[int, Memory] = WeakValueDictionary()
+_unread: dict[int, tuple[Memory, float]] = {}
 
 
 class SharedArray(np.ndarray):
@@ -60,7 +60,7 @@ class SharedArray(np.ndarray):
         if memory is None or not (0 <= start < memory.nbytes and self.flags.c_contiguous):
             return np.asarray(self).__reduce_ex__(protocol)
         if self.loan is not None:
-            _sent[memory.place[1]] = memory, time.monotonic()
+            _unread[memory.place[1]] = memory, time.monotonic()
         return _read, (memory.place, memory.nbytes, start, self.dtype, self.shape)
 
 
@@ -69,8 +69,8 @@ def _read(
 ) -> Any:
     pid, handle = place
     if pid == os.getpid():
-        memory = _own[handle]
-        _sent.pop(handle, None)
+        memory = _memories[handle]
+        _unread.pop(handle, None)
     else:
         opened = os.open(f"/proc/{pid}/fd/{handle}", os.O_RDONLY)
         try:
@@ -103,12 +103,12 @@ def is_on_this_host(client: Any) -> bool:
 
 def share_array(value: np.ndarray, client: Any) -> np.ndarray | None:
     """Return a copy of an array that the workers of a client map; None where some may be on other hosts."""
-    is_fit = HAS_MEMORY and len(_own) < _MOST and not value.dtype.hasobject
+    is_fit = HAS_MEMORY and len(_memories) < _MAX_ARRAYS and not value.dtype.hasobject
     if not is_fit or client is None or not is_on_this_host(client):
         return None
     now, scheduler = time.monotonic(), client.cluster.scheduler
-    for handle in [handle for handle, (_, since) in _sent.items() if now - since > _SENT_S]:
-        del _sent[handle]
+    for handle in [handle for handle, (_, since) in _unread.items() if now - since > _SENT_S]:
+        del _unread[handle]
     forget_messages(scheduler)
     try:
         memory = _copy_content(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
@@ -134,5 +134,5 @@ def _copy_content(content: memoryview) -> Memory:
         os.close(handle)
         raise
     finalize(memory, os.close, handle)
-    _own[handle] = memory
+    _memories[handle] = memory
     return memory

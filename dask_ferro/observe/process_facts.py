@@ -20,7 +20,7 @@ from typing import Any
 # `scheduler.worker_plugin` and `scheduler.scheduling` define them; a test compares them.
 SCHEDULER_PLUGIN, SCHEDULING, WORKER_PLUGIN = "ferro", "scheduling", "ferro-worker"
 # What is returned: values of plain types by name.
-Plain = dict[str, Any]
+PlainValues = dict[str, Any]
 
 
 def version_of(name: str) -> str | None:
@@ -44,7 +44,7 @@ def version_of(name: str) -> str | None:
     return ""
 
 
-def process_facts(packages: Sequence[str]) -> Plain:
+def process_facts(packages: Sequence[str]) -> PlainValues:
     """Return a process's host and versions."""
     return {
         "host": socket.gethostname(),
@@ -53,7 +53,7 @@ def process_facts(packages: Sequence[str]) -> Plain:
     }
 
 
-def scheduler_facts(packages: Sequence[str], dask_scheduler: Any) -> Plain:
+def scheduler_facts(packages: Sequence[str], dask_scheduler: Any) -> PlainValues:
     """Return the facts of the scheduler, and the addresses of its workers."""
     parts = getattr(dask_scheduler.plugins.get(SCHEDULER_PLUGIN), "parts", ())
     return {
@@ -63,7 +63,7 @@ def scheduler_facts(packages: Sequence[str], dask_scheduler: Any) -> Plain:
     }
 
 
-def worker_facts(packages: Sequence[str], dask_worker: Any) -> Plain:
+def worker_facts(packages: Sequence[str], dask_worker: Any) -> PlainValues:
     """Return the facts of a worker."""
     plugin = dask_worker.plugins.get(WORKER_PLUGIN)
     return {

@@ -1,6 +1,6 @@
 """Prints the kernels that ONNX Runtime declares for a provider in a library, as JSON; see `selection.registry`.
 
-    python dask_ferro/engines/onnxruntime/declared.py CUDAExecutionProvider libonnxruntime_providers_cuda.so
+    python dask_ferro/engines/onnxruntime/kernel_listing.py CUDAExecutionProvider libonnxruntime_providers_cuda.so
 
 In a process of its own, because ONNX Runtime declares these kernels only while the library is registered as a plugin.
 A plugin would take the sessions of the whole process, also a user's own; and once it is unregistered again, all later

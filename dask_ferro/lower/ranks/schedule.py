@@ -25,13 +25,13 @@ from dask_ferro.lower.ranks.calls import RankFunction
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import RankWorkers
 from dask_ferro.lower.ranks.run import micro_batch_name
-from dask_ferro.lower.ranks.sharded import Arrays
+from dask_ferro.lower.ranks.sharded_array import Arrays
 from dask_ferro.lower.ranks.spmd import Ranks
 from dask_ferro.lower.ranks.spmd_inputs import check_inputs, feed
 from dask_ferro.lower.ranks.spmd_tasks import Home, PartPlace, Places, RankCall, RankTasks
 from dask_ferro.lower.upstream import Task, TaskRef
 from dask_ferro.lower.worker.rank_functions import add_terms, divide_sum, run_after
-from dask_ferro.trace import About
+from dask_ferro.trace import ModelPart
 
 
 class ScheduledRanks(RankFunction):
@@ -171,7 +171,7 @@ class StepTasks(RankTasks):
                 self._put(key, task, call.home[key], i, -1 if key in call.entries else call.order[key])
             for key, facts in call.about.items():
                 stage = call.home[key][1].stage
-                self.about[key] = tuple(About(*facts)._replace(stage=stage, micro_batch=i))
+                self.about[key] = tuple(ModelPart(*facts)._replace(stage=stage, micro_batch=i))
         # Inputs and weights compute nothing, so they run ahead of their action and wait for no other.
         self._wait(chain.from_iterable(call.tasks.keys() - call.entries for call in self.calls))
 

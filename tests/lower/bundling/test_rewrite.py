@@ -20,11 +20,11 @@ from distributed.utils import key_split_group
 from dask_ferro.flow.member import is_ours, is_pick, share_of
 from dask_ferro.flow.run import Share
 from dask_ferro.flow.task_cost import TaskCost
-from dask_ferro.lower.bundled.choice import HeldResult, _ranks, choose, needed
-from dask_ferro.lower.bundled.rewrite import MORE, reused, rewritten
+from dask_ferro.lower.bundling.choice import HeldResult, _ranks, choose, find_needed
+from dask_ferro.lower.bundling.rewrite import PICK_BYTES, reuse_bundles, rewrite_graph
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef, references
 from tests.each import each, every
-from tests.lower.bundled.graphs import facts, random_graph, random_wanted, told
+from tests.lower.bundling.graphs import facts, random_graph, random_wanted, told
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +50,7 @@ def _check_bundled(rng: random.Random) -> None:
     annotations = {"priority": {key: rng.choice([1, 2]) for key in rng.sample(list(graph), len(graph) // 3)}}
     holds, workers = rng.choice([1e9, 1e3]), rng.choice([1, 2, 8])
     known = facts(rng, seconds=10.0 ** rng.uniform(-6, -1), workers=workers, holds=holds)
-    made = rewritten(graph, wanted, annotations, known)
+    made = rewrite_graph(graph, wanted, annotations, known)
     # As it is sent to workers.
     sent = pickle.loads(pickle.dumps(made.graph))
     assert get_sync(sent, wanted) == get_sync(graph, wanted)
@@ -78,7 +78,7 @@ def test_a_task_under_another_key_than_its_own(at: int, kind: str) -> None:
     elif at:
         graph["inc", at] = Alias("other", ("inc", at - 1))
     wanted = [("inc", 4), ("inc", at)]
-    made = rewritten(graph, wanted, {}, facts()).graph
+    made = rewrite_graph(graph, wanted, {}, facts()).graph
     sent = pickle.loads(pickle.dumps(made))
     # Data takes no time, so that too little is left to be bundled.
     assert programs(made) or kind == "data"
@@ -92,14 +92,14 @@ def test_roots_are_projected_to_run_when_nothing_else_is_ready() -> None:
 
 def test_what_nobody_needs_is_left_out() -> None:
     graph = {**chain(3), **chain(3, "other")}
-    made = rewritten(graph, [("inc", 2)], {}, facts()).graph
+    made = rewrite_graph(graph, [("inc", 2)], {}, facts()).graph
     assert list(made) == [("inc", 2)]
 
 
 def test_each_wanted_key_has_a_task() -> None:
     graph = chain(6)
     wanted = [("inc", 1), ("inc", 3), ("inc", 5)]
-    made = rewritten(graph, wanted, {}, facts()).graph
+    made = rewrite_graph(graph, wanted, {}, facts()).graph
     assert set(wanted) <= set(made)
     assert get_sync(made, wanted) == get_sync(graph, wanted)
 
@@ -108,7 +108,7 @@ def test_no_task_is_bundled_whose_cost_is_not_known() -> None:
     graph = chain(5)
     known = facts()
     unknown = facts(existing=known.existing)
-    made = rewritten(graph, [("inc", 4)], {}, replace(known, cost=lambda key: None)).graph
+    made = rewrite_graph(graph, [("inc", 4)], {}, replace(known, cost=lambda key: None)).graph
     assert made == graph
     assert unknown.cost(("inc", 1)) == TaskCost(1e-3, 28)
 
@@ -121,7 +121,7 @@ def test_a_coroutine_is_by_itself() -> None:
     graph = chain(8)
     graph["waits"] = Task("waits", coroutine, TaskRef(("inc", 7)))
     graph["end"] = Task("end", told, "end", TaskRef("waits"))
-    made = rewritten(graph, ["end"], {}, facts()).graph
+    made = rewrite_graph(graph, ["end"], {}, facts()).graph
     assert made["waits"].func is coroutine
     assert len(made) == 3
 
@@ -147,7 +147,7 @@ def test_what_dask_forbids_to_fuse_is_by_itself_and_so_is_what_is_next_to_it() -
 @pytest.mark.parametrize("name", ["workers", "resources", "priority", "allow_other_workers"])
 def test_tasks_of_different_annotations_are_not_in_one_bundle(name: str) -> None:
     values = {**{("inc", i): "a" for i in range(4, 8)}, ("inc", 8): "b"}
-    made = rewritten(chain(12), [("inc", 11)], {name: values}, facts())
+    made = rewrite_graph(chain(12), [("inc", 11)], {name: values}, facts())
     groups = [tuple(task.key[1] for task in program.tasks) for program in programs(made.graph)]
     assert (0, 1, 2, 3) in groups
     assert (4, 5, 6, 7) in groups
@@ -167,14 +167,14 @@ def test_tasks_of_different_annotations_are_not_in_one_bundle(name: str) -> None
 def test_a_task_with_retries_is_by_itself(
     own: dict[Any, int], common: dict[str, Any], alone: list[int]
 ) -> None:
-    made = rewritten(chain(24), [("inc", 23)], {"retries": own}, facts(), common).graph
+    made = rewrite_graph(chain(24), [("inc", 23)], {"retries": own}, facts(), common).graph
     inside = {task.key[1] for program in programs(made) for task in program.tasks}
     assert sorted(set(range(24)) - inside) == alone
 
 
 def test_estimates_of_one_task_are_not_those_of_a_bundle() -> None:
     said = {("inc", i): {"seconds": 1.0, "flops": 1e9, "require": "gpu"} for i in range(5)}
-    made = rewritten(chain(5), [("inc", 4)], {"ferro": said}, facts(seconds=2e-3))
+    made = rewrite_graph(chain(5), [("inc", 4)], {"ferro": said}, facts(seconds=2e-3))
     assert made.annotations["ferro"]["inc", 4] == {"seconds": pytest.approx(0.01), "require": "gpu"}
 
 
@@ -187,12 +187,12 @@ def diamond() -> dict[Any, GraphNode]:
     return graph
 
 
-@pytest.mark.parametrize(("nbytes", "picks"), [(28.0, 0), (4.0 * MORE, 2)])
+@pytest.mark.parametrize(("nbytes", "picks"), [(28.0, 0), (4.0 * PICK_BYTES, 2)])
 def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes: float, picks: int) -> None:
     graph = diamond()
     notes = {"resources": {"left": {"A": 1}, "right": {"B": 1}, "end": {"C": 1}}}
     costed = replace(facts(workers=1), cost=lambda key: TaskCost(1e-4, nbytes), holds=1e12)
-    made = rewritten(graph, ["end"], notes, costed).graph
+    made = rewrite_graph(graph, ["end"], notes, costed).graph
     assert get_sync(made, "end") == get_sync(graph, "end")
     assert sum(is_pick(task) for task in made.values()) == picks
 
@@ -202,8 +202,8 @@ def test_small_results_are_read_from_the_tuple_and_large_ones_are_picked(nbytes:
 
 def test_keys_of_the_scheduler_keep_their_tasks_and_all_behind_them() -> None:
     graph = chain(6)
-    had = rewritten(chain(3), [("inc", 2)], {}, facts()).graph
-    made = rewritten(graph, [("inc", 5)], {}, facts(existing=had.get)).graph
+    had = rewrite_graph(chain(3), [("inc", 2)], {}, facts()).graph
+    made = rewrite_graph(graph, [("inc", 5)], {}, facts(existing=had.get)).graph
     assert made["inc", 2] is had["inc", 2]
     assert [t.key[1] for t in made["inc", 5].args[0].tasks] == [3, 4, 5]
     assert get_sync(made, ("inc", 5)) == get_sync(graph, ("inc", 5))
@@ -215,15 +215,15 @@ def test_any_second_graph_reads_what_the_first_one_made() -> None:
 
 def _check_second(rng: random.Random) -> None:
     graph = random_graph(rng)
-    first = rewritten(graph, random_wanted(rng, graph), {}, facts(rng)).graph
+    first = rewrite_graph(graph, random_wanted(rng, graph), {}, facts(rng)).graph
     wanted = random_wanted(rng, graph)
-    second = rewritten(graph, wanted, {}, facts(rng, existing=first.get)).graph
+    second = rewrite_graph(graph, wanted, {}, facts(rng, existing=first.get)).graph
     assert get_sync(second, wanted) == get_sync(graph, wanted)
     # The scheduler takes another task of a known key for a mistake.
     assert all(second[key] is first[key] for key in second if key in first)
     # Without bundles, too.
-    culled = {key: graph[key] for key in needed(graph, wanted, lambda key: None, lambda key: None).order}
-    stock = reused(graph, wanted, first.get, lambda key: None) or culled
+    culled = {key: graph[key] for key in find_needed(graph, wanted, lambda key: None, lambda key: None).order}
+    stock = reuse_bundles(graph, wanted, first.get, lambda key: None) or culled
     assert get_sync(stock, wanted) == get_sync(graph, wanted)
     for key in stock:
         if key in first and any(is_ours(first.get(dep)) for dep in (key, *first[key].dependencies)):
@@ -238,7 +238,7 @@ def test_a_task_that_the_scheduler_forgets_meanwhile_is_taken_from_the_graph() -
         # Another client releases them: each is there once.
         return had.pop(key, None) if key[1] == 3 else None
 
-    made = rewritten(graph, [("inc", 5)], {}, facts(existing=existing)).graph
+    made = rewrite_graph(graph, [("inc", 5)], {}, facts(existing=existing)).graph
     assert get_sync(made, ("inc", 5)) == get_sync(graph, ("inc", 5))
 
 
@@ -251,7 +251,7 @@ def test_tasks_whose_inputs_are_on_different_workers_are_not_in_one_bundle() -> 
     def held(key: Any) -> HeldResult | None:
         return HeldResult(1e8, (f"worker-{key[1] % 2}",)) if key[0] == "x" else None
 
-    made = rewritten(graph, ["sum"], {}, facts(held=held)).graph
+    made = rewrite_graph(graph, ["sum"], {}, facts(held=held)).graph
     reads = [task.args[1] for task in made.values() if share_of(task) is not None]
     sources = [{read.key[1] % 2 for read in own if read.key[0] == "x"} for own in reads]
     assert len(made) < 20
@@ -262,14 +262,14 @@ def test_large_data_in_a_graph_stays_by_itself() -> None:
     graph: dict[Any, GraphNode] = {("x", i): DataNode(("x", i), bytes(100_000)) for i in range(8)}
     graph |= {("y", i): Task(("y", i), len, TaskRef(("x", i))) for i in range(8)}
     graph["sum"] = Task("sum", told, "sum", *(TaskRef(("y", i)) for i in range(8)))
-    made = rewritten(graph, ["sum"], {}, facts()).graph
+    made = rewrite_graph(graph, ["sum"], {}, facts()).graph
     assert set(graph) <= set(made)
 
 
 def test_a_graph_of_more_results_than_there_is_room_for_is_left_as_it_is() -> None:
     graph = chain(5)
-    assert rewritten(graph, [("inc", 4)], {}, facts(memory=4 * 28.0)).graph == graph
-    assert rewritten(graph, [("inc", 4)], {}, facts(memory=5 * 28.0)).graph != graph
+    assert rewrite_graph(graph, [("inc", 4)], {}, facts(memory=4 * 28.0)).graph == graph
+    assert rewrite_graph(graph, [("inc", 4)], {}, facts(memory=5 * 28.0)).graph != graph
 
 
 def test_where_inputs_are_is_asked_for_several_tasks_and_not_for_one() -> None:
@@ -277,7 +277,7 @@ def test_where_inputs_are_is_asked_for_several_tasks_and_not_for_one() -> None:
     graph: dict[Any, GraphNode] = {i: Task(i, told, i, TaskRef("x")) for i in range(2)}
     for wanted, times in (([0], 0), ([0, 1], 2)):
         asked.clear()
-        made = rewritten(graph, wanted, {}, facts(held=asked.append))
+        made = rewrite_graph(graph, wanted, {}, facts(held=asked.append))
         assert (made.graph, asked) == ({i: graph[i] for i in wanted}, ["x"] * times)
 
 
@@ -333,7 +333,7 @@ def test_tasks_of_different_spans_are_of_different_groups() -> None:
     graph = {**chain(40, "a"), **chain(40, "a2")}
     graph["end"] = Task("end", told, "end", TaskRef(("a", 39)), TaskRef(("a2", 39)))
     spans = {key: {"name": "first" if key[0] == "a" else "second"} for key in graph if key != "end"}
-    made = rewritten(graph, ["end"], {"span": spans}, facts(seconds=0.02))
+    made = rewrite_graph(graph, ["end"], {"span": spans}, facts(seconds=0.02))
     found: dict[str, set[str]] = {}
     for key, span in made.annotations["span"].items():
         found.setdefault(key_split_group(key), set()).add(span["name"])
@@ -343,8 +343,8 @@ def test_tasks_of_different_spans_are_of_different_groups() -> None:
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_the_same_graph_has_the_same_bundles_in_every_process(hash_seed: str) -> None:
     program = (
-        "from tests.lower.bundled.graphs import facts, told\n"
-        "from dask_ferro.lower.bundled.choice import choose\n"
+        "from tests.lower.bundling.graphs import facts, told\n"
+        "from dask_ferro.lower.bundling.choice import choose\n"
         "from dask_ferro.lower.upstream import Task, TaskRef\n"
         "graph = {('s', 0, i): Task(('s', 0, i), told, 's') for i in range(20)}\n"
         "for t in range(1, 10):\n"
@@ -386,7 +386,7 @@ def test_what_a_fused_task_reads_may_have_another_name_inside() -> None:
 
 def test_a_chain_longer_than_pythons_stack_is_no_trouble() -> None:
     graph = chain(5000)
-    made = rewritten(graph, [("inc", 4999)], {}, facts(seconds=1e-6)).graph
+    made = rewrite_graph(graph, [("inc", 4999)], {}, facts(seconds=1e-6)).graph
     assert get_sync(made, ("inc", 4999))[0] == "inc"
     assert get_dependencies(made, next(iter(made))) is not None
 
@@ -394,5 +394,5 @@ def test_a_chain_longer_than_pythons_stack_is_no_trouble() -> None:
 def test_a_key_outside_of_the_graph_is_an_input() -> None:
     # A future's.
     graph = {"end": Task("end", add, TaskRef("future"), 1), "more": Task("more", add, TaskRef("end"), 1)}
-    made = rewritten(graph, ["more"], {}, facts()).graph
+    made = rewrite_graph(graph, ["more"], {}, facts()).graph
     assert made["more"].dependencies == {"future"}

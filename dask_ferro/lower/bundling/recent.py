@@ -23,27 +23,27 @@ from dask.typing import Key
 
 from dask_ferro.engines.cache import Cache
 from dask_ferro.graph.bundling.partition import Bundles, Floats
-from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
+from dask_ferro.graph.bundling.tasks import SINGLETON, TaskDag
 
 # The sum of changes with which a choice still holds, as a share of the seconds (or bytes) of all tasks.
-CHANGED = 0.25
+MAX_CHANGE = 0.25
 # Longer tasks count as long as this: one of them must not hide what changes in a thousand short ones.
 LONG_S = 0.05
 # Numbers of all graphs that are remembered, and those that a graph itself counts as: some 20 MB.
 NUMBERS, GRAPH = 1_000_000, 250
 # A task with a larger share of a bundle is told apart from others exactly: one that is wanted has such a share.
-_LARGE = 0.5
+_LARGE_SHARE = 0.5
 # Seconds that a flow takes beyond its plan.
 FLOW_STARTS = 0.02
 # Graphs that were planned, and of which the scheduler has not heard yet.
-_SUBMITTED = 64
+_MAX_SUBMITTED = 64
 
 
 # The time of a graph counts once it ran so often one way, since the first run opens connections, for which it may take
 # so many times as long.  The fastest of the newest runs counts, as other graphs may have run beside the rest.
-_RUNS, _FIRST, _NEWEST = 2, 2.0, 4
+_RUNS, _FIRST_FACTOR, _NEWEST = 2, 2.0, 4
 # Tasks that take so many times as long, or as short, make another graph.
-_ANOTHER = 2.0
+_DURATION_FACTOR = 2.0
 
 Way = Literal["tasks", "bundles", "flow"]
 
@@ -92,7 +92,7 @@ class GraphPlans:
         """Take what the graph took over from its last plans, unless its tasks take another time by now."""
         known = ~np.isnan(last._facts[0] + self._facts[0])
         before, now = (float(facts[0][known].sum()) for facts in (last._facts, self._facts))
-        if max(before, now) <= _ANOTHER * min(before, now):
+        if max(before, now) <= _DURATION_FACTOR * min(before, now):
             self._took = last._took
 
     def took(self, way: Way, seconds: float) -> None:
@@ -111,7 +111,7 @@ class GraphPlans:
         ratios = [s / self.projected[way] for way, s in measured.items() if isfinite(self.projected[way])]
         factor, least = min([1.0, *ratios]), min(measured.values(), default=inf)
         may_take = {
-            way: min([factor * s, *(one / _FIRST for one in self._took[way])])
+            way: min([factor * s, *(one / _FIRST_FACTOR for one in self._took[way])])
             for way, s in self.projected.items()
             if way not in measured
         }
@@ -142,7 +142,7 @@ class RecentChoices:
         edges = np.asarray(work.dag.edges, np.float64).reshape(-1, 3)
         digest = blake2b(repr((len(shares), names)).encode(), digest_size=16)
         digest.update(edges[:, :2].tobytes())
-        is_free = (kinds != ALONE) & (shares <= _LARGE)
+        is_free = (kinds != SINGLETON) & (shares <= _LARGE_SHARE)
         seconds, most = (
             np.minimum(np.asarray(each, np.float64), LONG_S)
             for each in (work.dag.seconds, work.most or work.dag.seconds)
@@ -165,7 +165,7 @@ class RecentChoices:
 
     def choose(self, wanted: Collection[Key], plans: GraphPlans, way: Way) -> None:
         """Note how a graph runs that is submitted now."""
-        while len(self._chosen) >= _SUBMITTED:
+        while len(self._chosen) >= _MAX_SUBMITTED:
             self._chosen.pop(next(iter(self._chosen)), None)
         self._chosen[frozenset(wanted)] = plans, way
 
@@ -177,4 +177,4 @@ class RecentChoices:
 def _is_near(before: Floats, now: Floats) -> bool:
     """Return whether the same are known, and all changes are at most a part of the smaller sum."""
     changes, least = np.nansum(np.abs(now - before)), min(np.nansum(before), np.nansum(now))
-    return np.array_equal(np.isnan(before), np.isnan(now)) and bool(changes <= CHANGED * least)
+    return np.array_equal(np.isnan(before), np.isnan(now)) and bool(changes <= MAX_CHANGE * least)

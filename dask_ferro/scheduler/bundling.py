@@ -14,7 +14,7 @@ from distributed import Client, Scheduler
 
 from dask_ferro import config
 from dask_ferro.errors import InputError
-from dask_ferro.lower.bundled.expression import BundledGraph
+from dask_ferro.lower.bundling.expression import BundledGraph
 from dask_ferro.lower.client import current_client
 from dask_ferro.lower.upstream import Expr
 from dask_ferro.scheduler import upstream_client
@@ -106,7 +106,7 @@ async def enable(client: Client, *, always: bool) -> None:
     """
     try:
         scheduler = await client.run_on_scheduler(
-            _joined, client=client.id, path=config.value("bundle.costs")
+            _add_client, client=client.id, path=config.value("bundle.costs")
         )
     except ModuleNotFoundError as error:
         raise InputError(
@@ -120,16 +120,16 @@ async def disable(client: Client) -> None:
     """Let the graphs of a client be as they are; without such a client, the scheduler learns nothing.  Idempotent."""
     upstream_client.put_stock_submissions(client)
     _enabled_clients.discard(client)
-    await client.run_on_scheduler(_left, client=client.id)
+    await client.run_on_scheduler(_remove_client, client=client.id)
 
 
-async def _joined(*, client: str, path: str | None, dask_scheduler: Scheduler) -> str:
+async def _add_client(*, client: str, path: str | None, dask_scheduler: Scheduler) -> str:
     """Learn what tasks cost for a client; return the scheduler's identifier."""
     await put_on(BundleCosts(client, path), dask_scheduler=dask_scheduler)
     return str(dask_scheduler.id)
 
 
-async def _left(*, client: str, dask_scheduler: Scheduler) -> None:
+async def _remove_client(*, client: str, dask_scheduler: Scheduler) -> None:
     """Forget a client; nothing is learned any more without any."""
     if (costs := part_of(dask_scheduler, BundleCosts)) is not None:
         costs.clients.discard(client)

@@ -14,9 +14,9 @@ from typing import Any
 from dask.typing import Key
 
 from dask_ferro.flow.run import MEMBER
-from dask_ferro.lower.bundled.choice import Annotations, CostFacts, needed
-from dask_ferro.lower.bundled.rewrite import Rewritten, reused, rewritten, rewritten_once
-from dask_ferro.lower.repeated import fold_repeats, repeats_in
+from dask_ferro.lower.bundling.choice import Annotations, CostFacts, find_needed
+from dask_ferro.lower.bundling.rewrite import RewrittenGraph, reuse_bundles, rewrite_graph, rewrite_once
+from dask_ferro.lower.repetition import fold_repeats, repeats_in
 from dask_ferro.lower.upstream import Expr, LLGExpr, convert_legacy_graph, layers_of
 
 # Returns what a scheduler of this process knows, by its identifier; None: it has nothing to tell.
@@ -71,7 +71,7 @@ class BundledGraph:
         return self._rewritten.annotations
 
     @cached_property
-    def _rewritten(self) -> Rewritten:
+    def _rewritten(self) -> RewrittenGraph:
         """The graph with bundles, or with the keys of earlier bundles alone."""
         expr, keys, scheduler, is_bundled, common = self._arguments
         if (of_repeats := self._of_repeats()) is not None:
@@ -82,8 +82,8 @@ class BundledGraph:
         try:
             facts = _facts_of(scheduler) if _facts_of is not None else None
             if facts is not None and (is_bundled or annotations.get(MEMBER)):
-                return rewritten(graph, keys, annotations, facts, common)
-            reduced = reused(graph, keys, facts.existing, facts.held) if facts is not None else None
+                return rewrite_graph(graph, keys, annotations, facts, common)
+            reduced = reuse_bundles(graph, keys, facts.existing, facts.held) if facts is not None else None
         # The graph is right as it is; only a mistake of ours, or of a task that others change meanwhile, comes here.
         except Exception:
             logger.exception(
@@ -91,11 +91,11 @@ class BundledGraph:
             )
         if reduced is None and isinstance(expr, LLGExpr):
             reduced = {
-                key: graph[key] for key in needed(graph, keys, lambda key: None, lambda key: None).order
+                key: graph[key] for key in find_needed(graph, keys, lambda key: None, lambda key: None).order
             }
-        return Rewritten(graph if reduced is None else reduced, annotations)
+        return RewrittenGraph(graph if reduced is None else reduced, annotations)
 
-    def _of_repeats(self) -> Rewritten | None:
+    def _of_repeats(self) -> RewrittenGraph | None:
         """Return the flow or the bundle of tasks that repeat; None: there are none, or they run one by one."""
         expr, keys, scheduler, _, common = self._arguments
         layers = layers_of(expr)
@@ -105,7 +105,7 @@ class BundledGraph:
             return None
         try:
             graph, annotations = fold_repeats(layers)
-            return rewritten_once(convert_legacy_graph(graph), keys, annotations, facts, common, repeats)
+            return rewrite_once(convert_legacy_graph(graph), keys, annotations, facts, common, repeats)
         # The tasks are right, all of them written out.
         except Exception:
             logger.exception("dask_ferro: steps of a training are submitted with all of their tasks")

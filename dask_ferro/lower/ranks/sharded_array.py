@@ -28,7 +28,7 @@ from dask_ferro.lower.inputs.shipping import LARGE_GRAPHS
 from dask_ferro.lower.ranks.exchange import Key
 from dask_ferro.lower.ranks.rank_assignment import Homes, annotations_of
 from dask_ferro.lower.ranks.spmd_tasks import PartPlace, Places, RankTasks
-from dask_ferro.lower.repeated import RepeatedTasks
+from dask_ferro.lower.repetition import RepeatedTasks
 from dask_ferro.lower.signature import is_future
 from dask_ferro.lower.worker.rank_functions import select_values
 
@@ -39,7 +39,7 @@ C = TypeVar("C")
 # A graph has outputs of earlier calls that are not requested.  For outputs that a scheduler still knows, it looks up
 # their inputs, which it may have forgotten: it then refuses the graph, and later all graphs that share a task. A
 # lambda, because it is sent with its graph: a scheduler need not have this package.
-needed: Callable[..., HighLevelGraph] = lambda graph, keys, **kwargs: graph.cull({*flatten(keys)})  # noqa: E731
+cull: Callable[..., HighLevelGraph] = lambda graph, keys, **kwargs: graph.cull({*flatten(keys)})  # noqa: E731
 
 
 def persist(client: Any, collection: C) -> C:
@@ -98,7 +98,7 @@ class CallOutputs(DaskMethodsMixin):
     def __init__(self, arrays: Mapping[str, ShardedArray], form: Any = ()) -> None:
         self._arrays, self._form = arrays, form
 
-    __dask_optimize__ = staticmethod(needed)
+    __dask_optimize__ = staticmethod(cull)
     __dask_scheduler__ = staticmethod(dask.threaded.get)
 
     @property
@@ -260,14 +260,14 @@ def gather(arrays: Tree, **kwargs: Any) -> Tree:
         else:
             graph = CallOutputs({str(i): value for i, value in enumerate(values)}).__dask_graph__()
             keys = list(dict.fromkeys(place.key for value in values for place in value.read))
-            results = dict(zip(keys, schedule(needed(graph, keys), keys, **kwargs), strict=True))
+            results = dict(zip(keys, schedule(cull(graph, keys), keys, **kwargs), strict=True))
             parts = {
                 place: _item(results[place.key], place.index) for value in values for place in value.read
             }
-        return pytree.like(
+        return pytree.unflatten(
             arrays,
             [
-                whole(map(parts.__getitem__, leaf.read), leaf.port.layout, leaf.mesh.sizes)
+                join_parts(map(parts.__getitem__, leaf.read), leaf.port.layout, leaf.mesh.sizes)
                 if isinstance(leaf, ShardedArray)
                 else leaf
                 for leaf in leaves
@@ -333,7 +333,7 @@ def calls_of(arrays: Iterable[ShardedArray]) -> list[CallGraph]:
     return [tasks.written() for tasks in {id(array.tasks): array.tasks for array in arrays}.values()]
 
 
-def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:
+def join_parts(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int]) -> Any:
     """Return an array joined from its ranks' parts: by mesh axis, the last first; sums are in the order of ranks."""
     grid = list(parts)
     for placement, size in reversed([*zip(layout, sizes, strict=True)]):
@@ -344,7 +344,7 @@ def whole(parts: Iterable[Any], layout: Sequence[Placement], sizes: Sequence[int
 
 def result_of(arrays: Sequence[Any], form: Any) -> Any:
     """Return a tree of whole arrays; outputs of micro-batches (a form by name) are joined along axis 0, or stacked."""
-    result = pytree.like(form, arrays)
+    result = pytree.unflatten(form, arrays)
     if not isinstance(result, dict):
         return result
     outputs = {
@@ -355,7 +355,7 @@ def result_of(arrays: Sequence[Any], form: Any) -> Any:
 
 def _result_of_parts(values: Sequence[Sequence[Any]], joins: Sequence[tuple[Any, ...]], form: Any) -> Any:
     arrays = [
-        whole(map(_item, parts, items), layout, sizes)
+        join_parts(map(_item, parts, items), layout, sizes)
         for parts, (items, layout, sizes) in zip(values, joins, strict=True)
     ]
     return result_of(arrays, form)

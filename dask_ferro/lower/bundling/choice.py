@@ -41,11 +41,11 @@ from dask_ferro.graph.bundling.partition import (
     Ints,
     finest,
 )
-from dask_ferro.graph.bundling.tasks import ALONE, TaskDag, bundle_tasks, project
-from dask_ferro.lower.bundled.recent import FLOW_STARTS, Flow, RecentChoices, Way
+from dask_ferro.graph.bundling.tasks import SINGLETON, TaskDag, bundle_tasks, project
+from dask_ferro.lower.bundling.recent import FLOW_STARTS, Flow, RecentChoices, Way
 from dask_ferro.lower.portable import BundleTask
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, Task, TaskRef, references
-from dask_ferro.trace import ABOUT
+from dask_ferro.trace import PART_ANNOTATION
 
 # The seconds of a task whose cost is not known: it is by itself, and delays what waits for it.
 UNKNOWN_S = 0.01
@@ -63,13 +63,13 @@ _OF_ONE_TASK = ("seconds", "flops", "bytes")
 # ways, what flows are projected to gain; of the seconds of the tasks alone, with how many no bundles are sought.
 FLOW_LASTS, FLOW_LEAST, FLOW_GAINS, FLOW_ENOUGH = 5.0, 0.2, 0.1, 2.0
 # Inputs of so many bytes are sent to any worker in less time than a task costs.
-NEAR = 1 << 20
+LIGHT_INPUT = 1 << 20
 
 Graph = Mapping[Key, GraphNode]
 # Returns the specification of a task that the scheduler has, or None.
 Existing = Callable[[Key], GraphNode | None]
 # Returns where a result is in memory, or None if it is not.
-Held = Callable[[Key], "HeldResult | None"]
+FindResult = Callable[[Key], "HeldResult | None"]
 # By annotation, its values by key.
 Annotations = Mapping[str, Mapping[Key, Any]]
 
@@ -88,7 +88,7 @@ class CostFacts:
     # Returns the projected cost of a task by its key, or None.
     cost: Callable[[Key], TaskCost | None]
     existing: Existing
-    held: Held
+    held: FindResult
     # Threads of all workers; 0: there is none yet, and nothing is bundled.
     workers: int
     # Bytes of the results of one bundle's tasks, at most.
@@ -105,7 +105,7 @@ class CostFacts:
     recent: RecentChoices = field(default_factory=RecentChoices)
 
 
-class Needed(NamedTuple):
+class NeededTasks(NamedTuple):
     """The tasks that wanted keys need, each before its readers; those that the scheduler has, with all behind them.
 
     `number` has the place of each task in the order.
@@ -122,7 +122,7 @@ class BundleChoice(NamedTuple):
     No flow reads results of a later one.
     """
 
-    tasks: Needed
+    tasks: NeededTasks
     costs: list[TaskCost | None]
     # Three columns: task, its reader, and bytes; those into one task are side by side.
     edges: Floats
@@ -132,7 +132,7 @@ class BundleChoice(NamedTuple):
     flows: Sequence[Flow] = ()
 
 
-def needed(graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held) -> Needed:
+def find_needed(graph: Graph, wanted: Iterable[Key], existing: Existing, held: FindResult) -> NeededTasks:
     """Return the tasks that wanted keys need, depth first, so that what is read together is computed together."""
     order: list[Key] = []
     had: dict[Key, GraphNode] = {}
@@ -156,12 +156,12 @@ def needed(graph: Graph, wanted: Iterable[Key], existing: Existing, held: Held) 
             continue
         number[key] = -1
         stack.append(key)
-        stack += [dep for dep in reversed(_read(task)) if dep not in number]
-    return Needed(order, had, number)
+        stack += [dep for dep in reversed(_list_reads(task)) if dep not in number]
+    return NeededTasks(order, had, number)
 
 
 def add_behind(
-    key: Key, spec: GraphNode, graph: Graph, existing: Existing, held: Held, found: dict[Key, GraphNode]
+    key: Key, spec: GraphNode, graph: Graph, existing: Existing, held: FindResult, found: dict[Key, GraphNode]
 ) -> set[Key]:
     """Add a task that the scheduler has, and all that it needs, to those found; what is there was followed already.
 
@@ -189,7 +189,7 @@ def add_behind(
     return without
 
 
-def _read(task: GraphNode) -> list[Key]:
+def _list_reads(task: GraphNode) -> list[Key]:
     """Return the keys that a task reads, in the order of its arguments, which is the same under any names."""
     if len(task.dependencies) < 2:
         return list(task.dependencies)
@@ -211,7 +211,7 @@ def choose(
     `common` are the annotations of tasks without their own; a function is called with the key.
     """
     common = common or {}
-    tasks = needed(graph, wanted, facts.existing, facts.held)
+    tasks = find_needed(graph, wanted, facts.existing, facts.held)
     number = tasks.number
     nodes = [graph[key] for key in tasks.order]
     costs = [
@@ -234,7 +234,7 @@ def choose(
     if _RETRIES in annotations or _RETRIES in common:
         for i, key in enumerate(tasks.order):
             if annotation(_RETRIES, key, 0, annotations, common):
-                kinds[i] = ALONE
+                kinds[i] = SINGLETON
     work = TaskDag(
         Dag(seconds, edges, values=edges[:, 0].astype(np.int64)),
         _kinds(graph, nodes, number, edges, costs, kinds),
@@ -269,7 +269,7 @@ def choose(
     way = plans.way()
     facts.recent.choose(wanted, plans, way)
     if way == "flow":
-        return choice._replace(bundles=_alone(work, flows), flows=flows)
+        return choice._replace(bundles=_singletons(work, flows), flows=flows)
     return choice._replace(bundles=plans.bundles) if way == "bundles" and plans.bundles else choice
 
 
@@ -290,7 +290,7 @@ def _rank_choice(choice: BundleChoice, of_ranks: Mapping[Key, MemberTask], makes
     return choice._replace(bundles=alone, flows=(flow,))
 
 
-def _alone(work: TaskDag, flows: Iterable[Flow]) -> Bundles:
+def _singletons(work: TaskDag, flows: Iterable[Flow]) -> Bundles:
     """Return the tasks that are in no flow, each by itself."""
     inside = frozenset(chain.from_iterable(flow.tasks for flow in flows))
     return tuple((i,) for i in range(len(work.dag.seconds)) if i not in inside)
@@ -348,9 +348,9 @@ def annotation(
     return annotations.get(name, {}).get(key, value(key) if callable(value) else value)
 
 
-def of_many(name: str, value: object) -> object:
+def widen(name: str, value: object) -> object:
     """Return what an annotation of a task says of its bundle too, not its cost or region; None: nothing."""
-    if name == ABOUT:
+    if name == PART_ANNOTATION:
         return None
     if name == FERRO and isinstance(value, Mapping):
         return {what: told for what, told in value.items() if what not in _OF_ONE_TASK} or None
@@ -406,10 +406,10 @@ class _Location(NamedTuple):
     elsewhere: float = 0.0
 
 
-def _locations(graph: Graph, order: list[Key], sizes: list[float], held: Held) -> list[_Location]:
+def _locations(graph: Graph, order: list[Key], sizes: list[float], held: FindResult) -> list[_Location]:
     """Return where the inputs of each task are, as far as results in memory decide it.
 
-    A result is where its own inputs are.  Inputs of up to `NEAR` bytes in all decide nothing.
+    A result is where its own inputs are.  Inputs of up to `LIGHT_INPUT` bytes in all decide nothing.
     """
     found: dict[Key, tuple[_Location, float]] = {}
     for key, nbytes in zip(order, sizes, strict=True):
@@ -422,7 +422,7 @@ def _locations(graph: Graph, order: list[Key], sizes: list[float], held: Held) -
                 at[min(result.workers, default="")] += int(result.nbytes)
         del at[""]
         total = sum(at.values())
-        worker = max(at, key=lambda address: (at[address], address)) if total > NEAR else ""
+        worker = max(at, key=lambda address: (at[address], address)) if total > LIGHT_INPUT else ""
         found[key] = _Location(worker, total - at[worker] if worker else 0.0), nbytes
     return [found[key][0] for key in order]
 
@@ -443,26 +443,26 @@ def _kinds(
     costs: list[TaskCost | None],
     kinds: list[int],
 ) -> list[int]:
-    """Return the kind of each task, or `ALONE`.
+    """Return the kind of each task, or `SINGLETON`.
 
     A task that reads a result of unknown size is by itself, too: several might not fit.
     """
     is_alone = np.asarray([cost is None for cost in costs], bool)
     src, dst = edges[:, :2].astype(np.int64).T
     is_alone[dst[is_alone[src]]] = True
-    found = np.where(is_alone, ALONE, kinds).tolist()
+    found = np.where(is_alone, SINGLETON, kinds).tolist()
     # Dask asks each task whether its function is a coroutine; a graph has few functions.
     of_function = {id(getattr(task, "func", None)): task for task in nodes}
     coroutines = {function for function, task in of_function.items() if task.is_coro}
     barriers = {key for key, task in graph.items() if is_barrier(task)}
     # Most graphs have neither, and barriers are sought behind each task.
     for i, task in enumerate(nodes) if coroutines or barriers else ():
-        read = [source for dep in task.dependencies for source in _aliased(dep, graph)] if barriers else []
+        read = [source for dep in task.dependencies for source in _resolve(dep, graph)] if barriers else []
         if id(getattr(task, "func", None)) in coroutines or is_barrier(task) or not barriers.isdisjoint(read):
-            found[i] = ALONE
+            found[i] = SINGLETON
         if is_barrier(task):
             for source in number.keys() & read:
-                found[number[source]] = ALONE
+                found[number[source]] = SINGLETON
     return found
 
 
@@ -471,7 +471,7 @@ def is_barrier(task: GraphNode) -> bool:
     return bool(task.block_fusion) and not isinstance(task, BundleTask)
 
 
-def _aliased(key: Key, graph: Graph) -> Iterator[Key]:
+def _resolve(key: Key, graph: Graph) -> Iterator[Key]:
     """Yield the key of a task of the graph, and those that it is an alias of."""
     while key in graph:
         yield key
@@ -486,7 +486,7 @@ def _by_annotations(order: list[Key], annotations: Annotations, locations: list[
     of: dict[Key, str] = {}
     for name, by in sorted(annotations.items()):
         for key, value in by.items():
-            if (shared := of_many(name, value)) is not None:
+            if (shared := widen(name, value)) is not None:
                 of[key] = f"{of.get(key, '')}{name}={shared!r};"
     # Most tasks have none: they are of kind 0.
     kinds = {("", ""): 0}

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from dask_ferro.flow.run import InnerTask, Share
 from dask_ferro.flow.task_cost import TaskCost
-from dask_ferro.lower.bundled.choice import CostFacts
+from dask_ferro.lower.bundling.choice import CostFacts
 from dask_ferro.lower.upstream import Alias, DataNode, GraphNode, List, Task, TaskRef
 
 # For tests in which something happens while tasks run, in this process.

@@ -24,11 +24,11 @@ from dask_ferro.graph.batch_independence import dependence
 from dask_ferro.graph.bundling.plan import Granularity, Plan, plan
 from dask_ferro.graph.cost.roofline import ModelCost, model_cost
 from dask_ferro.graph.ir.inference import Inference, ValueType
-from dask_ferro.graph.model.load import Loaded, load_built
+from dask_ferro.graph.model.load import LoadedModel, load_built
 from dask_ferro.graph.ops.states import Finding
 from dask_ferro.lower.client import slots
-from dask_ferro.lower.prepared.remote import fetch_model, is_address
-from dask_ferro.lower.prepared.store import spool
+from dask_ferro.lower.preparation.remote import fetch_model, is_address
+from dask_ferro.lower.preparation.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
 from dask_ferro.lower.worker.models import bundle_session, limits, load_once, remember
 from dask_ferro.lower.worker.models import open_model as opened_model
@@ -122,7 +122,7 @@ def reopen(ref: ModelRef, content: bytes | None, name: str) -> PreparedModel:
 _models: Cache[PreparedModel] = Cache(MAX_MODELS, size=None)
 
 
-def _prepare(ref: ModelRef, loaded: Loaded, name: str) -> PreparedModel:
+def _prepare(ref: ModelRef, loaded: LoadedModel, name: str) -> PreparedModel:
     """Return a model that this process has open with its signature and engines."""
 
     def build() -> PreparedModel:
@@ -148,7 +148,7 @@ class SizedModel(NamedTuple):
 class PreparedModel:
     """A loaded model with its signature and the engines of its nodes; `open_model` makes it."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     name: str
     # Its path for workers, and its digest.
     ref: ModelRef

@@ -17,7 +17,7 @@ from distributed import Scheduler
 logger = logging.getLogger(__name__)
 
 # The most dead workers whose tasks are remembered; the newest are kept.
-_MOST = 1000
+_MAX_WORKERS = 1000
 
 
 class SuspicionReset:
@@ -41,7 +41,7 @@ class SuspicionReset:
             self._forgive(keys)
         elif keys:
             self._had[name] = frozenset(keys)
-            if len(self._had) > _MOST:
+            if len(self._had) > _MAX_WORKERS:
                 del self._had[next(iter(self._had))]
 
     def came(self, name: str) -> None:

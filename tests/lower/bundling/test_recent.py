@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_ferro.graph.bundling.partition import Dag
-from dask_ferro.graph.bundling.tasks import ALONE, TaskDag
-from dask_ferro.lower.bundled import recent
-from dask_ferro.lower.bundled.recent import GraphPlans, RecentChoices, Way
+from dask_ferro.graph.bundling.tasks import SINGLETON, TaskDag
+from dask_ferro.lower.bundling import recent
+from dask_ferro.lower.bundling.recent import GraphPlans, RecentChoices, Way
 from tests.each import every
 
 WORK = TaskDag(Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0)]), [0] * 4, [0.1] * 4)
@@ -54,7 +54,7 @@ def test_a_choice_holds_while_little_changes(
 
 def test_a_long_task_and_one_by_itself_hide_nothing() -> None:
     def work(short: float) -> TaskDag:
-        return TaskDag(Dag([*[short] * 100, 10.0, 10.0], []), [*[0] * 101, ALONE], [0.0] * 102)
+        return TaskDag(Dag([*[short] * 100, 10.0, 10.0], []), [*[0] * 101, SINGLETON], [0.0] * 102)
 
     choices = RecentChoices()
     plans = choices.plans(work(1e-3), NAMES, LIMITS, lambda: ())
@@ -160,7 +160,7 @@ def test_what_was_measured_is_remembered_while_tasks_take_about_as_long(
 
 def test_a_run_with_unknown_costs_is_remembered() -> None:
     choices = RecentChoices()
-    unknown = replace(WORK, kinds=[ALONE] * 4)
+    unknown = replace(WORK, kinds=[SINGLETON] * 4)
     choices.plans(unknown, NAMES, (0,), lambda: ()).took("tasks", 7.0)
     plans = choices.plans(WORK, NAMES, LIMITS, lambda: ())
     plans.took("tasks", 8.0)

@@ -23,7 +23,7 @@ INLINE_BYTES = 1 << 30
 _MESSAGE_BYTES = 2**31 - 1
 
 
-def self_contained(model: ir.Model) -> ir.Model:
+def embed_weights(model: ir.Model) -> ir.Model:
     """Return the model, or a copy whose weights are tensors of its own: views of the mapped files, nothing is read."""
     values = model.graph.initializers.values()
     if not any(isinstance(value.const_value, ir.ExternalTensor) for value in values):
@@ -51,7 +51,7 @@ def content(model: ir.Model) -> bytes:
             " dask_ferro.tensor.save_onnx, which puts weights into a separate file, and run that with"
             " ff.from_onnx"
         )
-    return bytes(ir.to_proto(self_contained(model)).SerializeToString(deterministic=True))
+    return bytes(ir.to_proto(embed_weights(model)).SerializeToString(deterministic=True))
 
 
 def weight_bytes(model: ir.Model) -> int:
@@ -64,7 +64,7 @@ def write(model: ir.Model, path: str, where: str) -> None:
     """Write a model to a file, large weights into `path` + ".data"; raises errors as `publish` does."""
     with publish(path, where) as part:
         beside = f"{os.path.basename(part)}.data" if weight_bytes(model) >= INLINE_BYTES else None
-        ir.save(self_contained(model), part, external_data=beside)
+        ir.save(embed_weights(model), part, external_data=beside)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from dask_ferro.lower.inputs.tables import (
     result_columns,
     takes_matrix,
 )
-from dask_ferro.lower.prepared.remote import OBJECT_STORES, is_address, kind_of, shown, without_secrets
+from dask_ferro.lower.preparation.remote import OBJECT_STORES, is_address, kind_of, mask, without_secrets
 from dask_ferro.lower.signature import Signature
 from dask_ferro.stream import files
 from dask_ferro.stream.formats import rows_of
@@ -230,7 +230,7 @@ def _image_endpoints(
     if len(sig.inputs) > 1:
         names = ", ".join(spec.name for spec in sig.inputs)
         raise InputError(
-            f"{title}: {shown(os.fspath(source))!r} is of images, which go to one input, and it has {names}"
+            f"{title}: {mask(os.fspath(source))!r} is of images, which go to one input, and it has {names}"
         )
     with readable(os.fspath(source)):
         images = open_images(
@@ -353,7 +353,7 @@ def readable(path: str, what: str = "source") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{what} {shown(path)!r} cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{what} {mask(path)!r} cannot be read: {error.strerror or error}") from error
 
 
 def _fit(path: str, what: str) -> str:
