@@ -95,7 +95,7 @@ def trial(path: Path, width: int, prepack: bool) -> dict[str, float]:
 
 def _warm() -> None:
     """Import what a bundle and Dask's end of a dask array need, so that they do not count as weights."""
-    for name in ("dask_ferro.lower.worker.task", "dask.array"):
+    for name in ("dask_ferro.lower.worker.task", "dask_ferro.lower.worker.models", "dask.array"):
         importlib.import_module(name)
 
 

@@ -123,6 +123,12 @@ def test_what_is_faster_elsewhere_is_as_the_records_say():
     chains = _record("scheduling")["results"]["chains"]["contenders"]["ferro"]["over_stock"]["median"]
     assert f"joblib is {min(jobs):.1f} to {max(jobs):.1f} times as fast" in text
     assert f"takes {100 * (chains - 1):.0f} % longer than on stock Dask" in text
+    ratios = [found["bundled"]["over_stock"] for found in _record("real")["warm"]["programs"].values()]
+    slower = [ratio for ratio in ratios if ratio > 1.02]
+    assert (
+        f"made {len(slower)} of the {len(ratios)} programs slower, by up to {100 * (max(ratios) - 1):.0f} %"
+        in text
+    )
     sizes = _record("training")["results"]["parallel"]["sizes"].values()
     ratios = [found["over_ddp"]["median"] for found in sizes]
     assert f"takes {min(ratios):.2f} to {max(ratios):.2f} of DDP's time with gloo" in text

@@ -8,11 +8,13 @@ whose digest is compared.
 
 from __future__ import annotations
 
+import os
 import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_ferro import config
 from dask_ferro.engines.cache import Cache
 from dask_ferro.engines.executable import EngineStep, Executable, explain_loading
 from dask_ferro.engines.onnxruntime.session import SessionModel, SessionRun, SessionSettings
@@ -89,6 +91,9 @@ def open_session(
 def _read(ref: ModelRef, copy: Any) -> bytes | None:
     try:
         with open(ref.path, "rb") as file:
+            # The weights of a large model are mapped, and not read.
+            if os.fstat(file.fileno()).st_size > config.value("limits.mapped-above"):
+                return None
             content = file.read()
     except OSError:
         if copy is None:

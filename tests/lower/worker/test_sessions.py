@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 
+import dask
 import numpy as np
 import pytest
 
@@ -71,6 +72,12 @@ def test_a_file_that_changed_opens_no_session(tmp_path, forget):
     content[content.index(b"Tanh") : content.index(b"Tanh") + 4] = b"Sinh"
     (tmp_path / "net.onnx").write_bytes(content)
     assert sessions.open_session(ref, bundle.session, None, sessions.SessionSettings()) is None
+
+
+def test_a_file_that_this_process_maps_opens_no_session(tmp_path, forget):
+    ref, bundle = task(tmp_path / "net.onnx")
+    with dask.config.set({"ferro.limits.mapped-above": 100}):
+        assert sessions.open_session(ref, bundle.session, None, sessions.SessionSettings()) is None
 
 
 def test_a_process_that_does_not_see_the_file_reads_its_copy(tmp_path, forget):
