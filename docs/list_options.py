@@ -20,7 +20,7 @@ _HEAD = """# Options
 All options of dask_ferro, with their defaults. They are the section `ferro` of Dask's configuration: set one in a YAML
 file in `~/.config/dask`, by an environment variable (`DASK_FERRO__CACHE__BYTES=4GiB`), or in a block by
 `dask.config.set({"ferro.cache.bytes": "4GiB"})`. Durations and sizes are numbers of the unit, or text such as `5ms` and
-`64KiB`. An unknown key is an error. `dask config get ferro` prints what is set.
+`64KiB`. An unknown key is an error. `dask config get ferro` prints what is set, if anything is.
 """
 _CALLED = """
 # Keywords of ff.SLURMCluster

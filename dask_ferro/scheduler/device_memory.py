@@ -25,6 +25,8 @@ from dask_ferro.scheduler.annotations import wish_of
 from dask_ferro.scheduler.upstream import metrics_of
 from dask_ferro.scheduler.worker_plugin import MEASURE, Heartbeat
 
+# Heartbeats after which a worker should have measured itself.
+_MEASURING_BEATS = 4
 # The most readers of a result considered.
 _FEW_DEPENDENTS = 8
 
@@ -63,8 +65,9 @@ class Devices:
         self._reports: dict[str, _ReportedMemory] = {}
         # The model that each class's plain name stands for, which is the first one reported.
         self._first: dict[str, str] = {}
-        # The worker of each class whose speed was requested; None: no other class was seen yet.
-        self._measurers: dict[str, str | None] = {}
+        # The worker of each class whose speed was requested, and its heartbeat that should have the answer.
+        self._measurers: dict[str, tuple[str, int]] = {}
+        self._asked: set[str] = set()
 
     # -- what workers say ----------------------------------------------------------------------------------
 
@@ -79,7 +82,7 @@ class Devices:
             if beat["flops"] and beat["bandwidth"]:
                 self._tell(SpeedLearned(device, beat["flops"], beat["bandwidth"]))
             else:
-                self._request_speed(ws.address, device)
+                self._request_speed(ws.address, device, beat["beat"])
         gpu = beat.get("gpu")
         if not gpu:
             if self._reports.pop(ws.address, None) is not None:
@@ -91,12 +94,21 @@ class Devices:
         if self.ledger.rows[ws.address].most != gpu["total"]:
             self._tell(MemoryReported(ws.address, int(gpu["total"])))
 
-    def _request_speed(self, address: str, device: str) -> None:
-        """Request a class's speed of one worker, once there is another class with which it is compared."""
+    def _request_speed(self, address: str, device: str, beat: int) -> None:
+        """Request a class's speed of one worker after another, once there is another class to compare it with."""
+        measurer, due = self._measurers.setdefault(device, ("", 0))
+        row = self.ledger.rows.get(measurer)
+        # It may have left, turned out to be of another class, or failed to measure.
+        waits = row is not None and row.device == device and not (measurer == address and beat > due)
         others = (self._measurers.keys() | self.ledger.durations.speeds.keys()) - {device}
-        if self._measurers.setdefault(device, None) not in self._scheduler.workers and others:
-            self._measurers[device] = address
-            self._scheduler.worker_send(address, {"op": MEASURE})
+        if not others or waits:
+            return
+        if address in self._asked:
+            self._measurers[device] = "", 0
+            return
+        self._asked.add(address)
+        self._measurers[device] = address, beat + _MEASURING_BEATS
+        self._scheduler.worker_send(address, {"op": MEASURE})
 
     def _class(self, beat: Heartbeat) -> str:
         """Return the class for a worker's durations: "gpu" for the first model, "gpu: T4" for others."""

@@ -27,7 +27,9 @@ _on_interrupt = signal.getsignal(signal.SIGINT)
 try:
     from dask_jobqueue.core import Job, JobQueueCluster
     from dask_jobqueue.slurm import SLURMCluster, SLURMJob
-except ModuleNotFoundError:
+except ModuleNotFoundError as error:
+    if error.name != "dask_jobqueue":
+        raise
     Job = JobQueueCluster = SLURMCluster = _Missing  # type: ignore[misc]
     SLURMJob = type("SLURMJob", (Job,), {})  # type: ignore[misc, assignment]
 

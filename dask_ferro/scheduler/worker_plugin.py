@@ -167,7 +167,10 @@ class Report:
             self._measuring.cancel()
 
     async def _begin(self) -> None:
-        self._device = await asyncio.to_thread(calibration.detect_device)
+        try:
+            self._device = await asyncio.to_thread(calibration.detect_device)
+        except Exception as error:  # noqa: BLE001 - whatever a driver or a library raises, the worker works
+            logger.warning("dask_ferro: the device was not detected: %r", error)
         if self._device == "gpu":
             await self._measure()
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -21,6 +22,7 @@ from dask_ferro.engines.device.residency import Residency
 from dask_ferro.lower.worker.task import use_device
 from dask_ferro.scheduler import calibration
 from dask_ferro.scheduler.annotations import require_device
+from dask_ferro.scheduler.device_memory import Devices
 from dask_ferro.scheduler.worker_plugin import METRIC
 from tests.fake_gpu import GB, FakeCupy
 from tests.scheduler.test_devices import CPU, MB, Site, on_site, site
@@ -106,6 +108,35 @@ async def test_one_cpu_is_measured_when_another_class_of_devices_joins() -> None
         s.workers.append(await Worker(s.scheduler.address, nthreads=1, plugins=(device,)))
         await until_async(lambda: s.ledger.durations.speeds.keys() == {"cpu", "gpu"}, "both speeds")
         assert [beats[worker.address]["flops"] is None for worker in s.workers].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("beats", "wanted"),
+    [
+        pytest.param("a1 b1 a2 b2", "a", id="one is enough"),
+        pytest.param("a1 b1 a2 a6 b6 a7 b7", "ab", id="it failed: the next one"),
+        pytest.param("a1 A2 b2 b3", "ab", id="it was about to find its GPU"),
+        pytest.param("a1 -a b2 b3", "ab", id="it left"),
+        pytest.param("a1 a6 a7 a20", "a", id="nobody twice"),
+    ],
+)
+def test_speeds_are_requested_of_one_worker_after_another(beats: str, wanted: str) -> None:
+    """A beat is a worker (upper case: with its GPU) and its number; `-a`: it left."""
+    asked: list[str] = []
+    rows = {name: SimpleNamespace(device="cpu", most=None) for name in "ab"}
+    known = SimpleNamespace(rows=rows, durations=SimpleNamespace(speeds={"gpu": None}))
+    devices = Devices(
+        SimpleNamespace(worker_send=lambda address, _: asked.append(address)),  # type: ignore[arg-type]
+        lambda event: setattr(rows[event.worker], "device", event.device),  # type: ignore[union-attr]
+    )
+    devices.ledger = known  # type: ignore[assignment]
+    for beat in beats.split():
+        if beat[0] == "-":
+            del rows[beat[1]]
+            continue
+        row = {"device": "gpu" if beat[0].isupper() else "cpu", "beat": int(beat[1:]), "flops": None}
+        devices.heard(SimpleNamespace(address=beat[0].lower()), row)  # type: ignore[arg-type]
+    assert "".join(asked) == wanted
 
 
 # ---- room --------------------------------------------------------------------------------------------------

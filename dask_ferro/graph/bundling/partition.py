@@ -315,6 +315,8 @@ def schedule(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | 
     free = [True] * workers
     # The projected end of what a worker was handed, and of what it receives and sends.
     until, receives, sends = ([0.0] * workers for _ in range(3))
+    # The changes of `until`, of which the last one of each worker is in force.
+    ends = [(0.0, worker) for worker in range(workers)]
     sent: set[tuple[int, int]] = set()
     now = dispatched = moved = 0.0
 
@@ -340,6 +342,7 @@ def schedule(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | 
                 if idle:
                     start(v, worker := heappop(idle), arrival)
                     until[worker] = now + spent[v]
+                    heappush(ends, (until[worker], worker))
                 else:
                     # Dask queues roots.
                     heappush(roots, (priority, v))
@@ -349,7 +352,9 @@ def schedule(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | 
                 maker = ran_on[sources[edge]]
                 made[maker] = made.get(maker, 0.0) + sizes[edge]
             total = sum(made.values())
-            worker = until.index(min(until))
+            while ends[0][0] != until[ends[0][1]]:
+                heappop(ends)
+            worker = ends[0][1]
             least = max(until[worker], now) + BURDEN * (total - made.get(worker, 0.0)) / per_s
             for maker, size in made.items():
                 begins = max(until[maker], now) + BURDEN * (total - size) / per_s
@@ -365,6 +370,7 @@ def schedule(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | 
                     sends[maker] = max(sends[maker], dispatched) + took
                     arrival = max(arrival, receives[worker], sends[maker])
             until[worker] = max(until[worker], now, arrival) + spent[v]
+            heappush(ends, (until[worker], worker))
             if free[worker]:
                 start(v, worker, arrival)
             else:
@@ -390,6 +396,7 @@ def schedule(q: Quotient, *, workers: int, overheads: Overheads, ranks: Ranks | 
                 v = heappop(roots)[1]
                 start(v, worker, now)
                 until[worker] = now + spent[v]
+                heappush(ends, (until[worker], worker))
             else:
                 free[worker] = True
                 heappush(idle, worker)

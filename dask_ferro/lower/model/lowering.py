@@ -61,7 +61,9 @@ def outputs_of(bound: BoundModel, client: Any) -> Any:
     tokens = {name: tokenize(value) for name, value in bound.arrays.items()}
     feeds = _feeds(bound, lambda name, value, rows: task_input(name, value, rows, tokens[name], client))
     copy = None if client is None else copy_for(bound.model.loaded, bound.model.ref.path, client)
-    made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True, has_sessions=client is not None)
+    # Workers in this process have loaded the model.
+    elsewhere = client is not None and not client.scheduler.address.startswith("inproc://")
+    made = lower(bound, feeds, copy, tuple(tokens.items()), are_arrays=True, has_sessions=elsewhere)
     return _output(made, 0) if len(bound.plan.outputs) == 1 else Outputs(made)
 
 
@@ -137,9 +139,8 @@ def lower(
     token = blake2b(repr(content).encode(), digest_size=16).hexdigest()
     if has_sessions:
         # Not a part of the token: the results are the same.
-        refs = tuple(
-            ref._replace(session=model.session(ref.inputs, ref.outputs, ref.engines)) for ref in refs
-        )
+        sessions = model.sessions(tuple((ref.inputs, ref.outputs, ref.engines) for ref in refs))
+        refs = tuple(ref._replace(session=packed) for ref, packed in zip(refs, sessions, strict=True))
     series = tuple(_series(bound, token, n) for n in range(len(bundles)))
     # Dask's unknown sizes are nan.
     rows = (n if n == n else None for n in bound.rows or ())

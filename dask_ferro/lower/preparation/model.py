@@ -32,7 +32,7 @@ from dask_ferro.lower.preparation.store import spool
 from dask_ferro.lower.signature import Signature, shape_of, signature, with_batch
 from dask_ferro.lower.worker.models import bundle_session, limits, load_once, remember
 from dask_ferro.lower.worker.models import open_model as opened_model
-from dask_ferro.lower.worker.sessions import MAX_MODELS, BundleSession, ModelRef
+from dask_ferro.lower.worker.sessions import MAX_MODELS, ModelRef
 
 # Seconds below which a model is one bundle on any cluster: two tasks and a hop cost more than half of that.
 _WORTH_CUTTING_S = 0.02
@@ -243,13 +243,16 @@ class PreparedModel:
             ),
         )
 
-    def session(
-        self, inputs: tuple[str, ...], outputs: tuple[str, ...], engines: tuple[tuple[Engine, int], ...]
-    ) -> BundleSession | None:
-        """Return a bundle for processes that have not loaded the model; None if they have to load it."""
+    def sessions(
+        self, bundles: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[Engine, int], ...]], ...]
+    ) -> tuple[bytes | None, ...]:
+        """Return bundles for processes that have not loaded the model; None for one that has to load it.
+
+        A bundle is given as (inputs, outputs, engines).
+        """
         return self.kept(
-            ("session", inputs, outputs, engines),
-            lambda: bundle_session(self.loaded, inputs, outputs, engines),
+            ("sessions", bundles),
+            lambda: tuple(bundle_session(self.loaded, *bundle) for bundle in bundles),
         )
 
     def kept(self, key: Hashable, make: Callable[[], _T]) -> _T:

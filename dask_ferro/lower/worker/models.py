@@ -6,7 +6,6 @@ Tasks import this module at its use: a worker that opens the sessions of its cli
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -32,9 +31,9 @@ from dask_ferro.graph.model.source import Source, open_source
 from dask_ferro.lower.annotations import NodeLabels, node_labels
 from dask_ferro.lower.signature import ValueSpec, spec_of
 from dask_ferro.lower.worker.outputs import Shapes
-from dask_ferro.lower.worker.sessions import MAX_MODELS, BundleSession, ModelRef, WeightPlace
+from dask_ferro.lower.worker.sessions import MAX_MODELS, BundleSession, ModelRef, WeightPlace, pack
 
-# Bytes of a session's compressed model, above which workers load the model: each task would have as many.
+# Bytes of a packed session, above which workers load the model: each task would have as many.
 _MOST_BYTES = 64 * 1024
 
 
@@ -150,24 +149,26 @@ def bundle_labels(model: ir.Model, inputs: Sequence[str], outputs: Sequence[str]
 
 def bundle_session(
     loaded: LoadedModel, inputs: Sequence[str], outputs: Sequence[str], engines: Sequence[tuple[Engine, int]]
-) -> BundleSession | None:
-    """Return a bundle as workers open it without loading its model; None if they have to load it."""
+) -> bytes | None:
+    """Return a bundle as workers open it without loading its model, packed; None if they have to load it."""
     if loaded.content is None or [engine for engine, _ in engines] != ["onnxruntime"]:
         return None
     nodes = plan_nodes(loaded.model, inputs, outputs, engines)
     opset = stamp(nodes, opset_of(loaded.model))
     model = write_session(loaded.model, nodes, inputs, outputs, opset, exact=False)
+    # Weights that no session reads in place are in the content; it is not compressed only to be refused.
+    if len(model.content) > 16 * _MOST_BYTES:
+        return None
     first = _address(np.frombuffer(loaded.content, np.uint8))
     weights = tuple(
         WeightPlace(name, _address(array) - first, array.dtype, array.shape)
         for name, array in model.shared.items()
     )
-    content = zlib.compress(model.content)
-    in_file = all(0 <= start < len(loaded.content) for _, start, _, _ in weights)
-    if not in_file or len(content) > _MOST_BYTES:
+    if not all(0 <= start < len(loaded.content) for _, start, _, _ in weights):
         return None
-    own = model._replace(content=content, shared={})
-    return BundleSession(own, weights, name_nodes(nodes), len(nodes), declared_inputs(loaded.model))
+    own = model._replace(shared={})
+    packed = pack(BundleSession(own, weights, name_nodes(nodes), len(nodes), declared_inputs(loaded.model)))
+    return packed if len(packed) <= _MOST_BYTES else None
 
 
 def _address(array: np.ndarray) -> int:

@@ -9,6 +9,7 @@ whose digest is compared.
 from __future__ import annotations
 
 import os
+import pickle
 import zlib
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ class BundleSession(NamedTuple):
     Attributes
     ----------
     model : SessionModel
-        Without its shared weights; the content is compressed.
+        Without its shared weights.
     weights : tuple of WeightPlace
     labels : tuple of str
         The first nodes, as errors name them.
@@ -64,39 +65,61 @@ class BundleSession(NamedTuple):
     inputs: tuple[ValueSpec, ...]
 
 
-_contents: Cache[bytes | None] = Cache(MAX_MODELS, size=None)
+class _OtherContentError(Exception):
+    """The file of a model is not as it was, or this process would map it."""
+
+
+_contents: Cache[bytes] = Cache(MAX_MODELS, size=None)
+
+
+def pack(session: BundleSession) -> bytes:
+    """Return a session as tasks carry it: the scheduler pickles tasks one by one, and bytes cost it nothing."""
+    return zlib.compress(pickle.dumps(session))
+
+
+def unpack(packed: bytes) -> BundleSession:
+    """Return the session that `pack` packed."""
+    session: BundleSession = pickle.loads(zlib.decompress(packed))
+    return session
 
 
 def open_session(
-    ref: ModelRef, session: BundleSession, copy: Any, settings: SessionSettings
-) -> Executable | None:
-    """Return a bundle; None where its model's file is not as it was, which `models.open_model` explains."""
-    content = _contents.get(ref.digest, lambda: _read(ref, copy))
-    if content is None:
+    ref: ModelRef, packed: bytes, copy: Any, settings: SessionSettings
+) -> tuple[Executable, tuple[ValueSpec, ...]] | None:
+    """Return a bundle, and its model's inputs.
+
+    It is None where the model's file is not as it was, which `models.open_model` explains.
+    """
+    try:
+        content = _contents.get(ref.digest, lambda: _read(ref, copy))
+    except _OtherContentError:
         return None
+    session = unpack(packed)
     # Arrays on the content, which keep it.
     shared = {
         name: np.frombuffer(content, dtype, int(np.prod(shape)), start).reshape(shape)
         for name, start, dtype, shape in session.weights
     }
-    model = session.model._replace(content=zlib.decompress(session.model.content), shared=shared)
+    model = session.model._replace(shared=shared)
     with explain_loading("onnxruntime", session.labels, session.node_count):
         run = SessionRun(model, settings)
     step = EngineStep(
         *(run, run.nbytes, "onnxruntime", session.node_count, session.labels, model.inputs, model.outputs)
     )
-    return Executable([step], model.inputs, model.outputs)
+    return Executable([step], model.inputs, model.outputs), session.inputs
 
 
-def _read(ref: ModelRef, copy: Any) -> bytes | None:
+def _read(ref: ModelRef, copy: Any) -> bytes:
     try:
         with open(ref.path, "rb") as file:
             # The weights of a large model are mapped, and not read.
             if os.fstat(file.fileno()).st_size > config.value("limits.mapped-above"):
-                return None
+                raise _OtherContentError
             content = file.read()
     except OSError:
         if copy is None:
-            return None
+            raise _OtherContentError from None
         content = np.ascontiguousarray(copy).tobytes()
-    return content if digest_of(content, ref.outputs) == ref.digest else None
+    if digest_of(content, ref.outputs) != ref.digest:
+        raise _OtherContentError
+    return content

@@ -47,7 +47,7 @@ from dask_ferro.errors import ModelError, UnsupportedOpError
 from dask_ferro.lower.shared_memory import SharedArray
 from dask_ferro.lower.signature import LateInputs, shape_of
 from dask_ferro.lower.worker.outputs import OutputCheck, check_outputs, copy_shared, pack_results
-from dask_ferro.lower.worker.sessions import BundleSession, ModelRef, open_session
+from dask_ferro.lower.worker.sessions import ModelRef, open_session
 
 if TYPE_CHECKING:
     from dask_ferro.graph.ir.inference import ValueType
@@ -97,8 +97,8 @@ class BundleRef(NamedTuple):
         Requirements on the results that are outputs of the model.
     late : bool
         Whether an input of the model could not be checked when the graph was built.
-    session : BundleSession or None
-        The bundle's session, if it is written for processes that have not loaded the model.
+    session : bytes or None
+        The bundle's `BundleSession`, packed, if it is written for processes that have not loaded the model.
     """
 
     inputs: tuple[str, ...]
@@ -111,7 +111,7 @@ class BundleRef(NamedTuple):
     exact: bool = False
     check: OutputCheck | None = None
     late: bool = True
-    session: BundleSession | None = None
+    session: bytes | None = None
 
     def each(self, results: Any) -> tuple[Any, ...]:
         """Return the result of `run_bundle` as a tuple, even if there is only one output."""
@@ -294,10 +294,10 @@ def _compile(ref: ModelRef, bundle: BundleRef, copy: Any, residency: Residency |
     provider = None if residency is None else session_provider(residency.device)
 
     def build() -> _CompiledBundle:
-        session = bundle.session if residency is None else None
-        run = None if session is None else open_session(ref, session, copy, settings)
-        if session is not None and run is not None:
-            declared = session.inputs
+        packed = bundle.session if residency is None else None
+        opened = None if packed is None else open_session(ref, packed, copy, settings)
+        if opened is not None:
+            run, declared = opened
         else:
             from dask_ferro.lower.worker import models
 

@@ -29,7 +29,7 @@ def in_bundles(graph: TaskGraph, workers: int, overheads: Overheads = DASK) -> T
     overheads : Overheads
     """
     made: list[TaskSpec] = []
-    phases = []
+    phases, is_changed = [], False
     writer = _Writer(graph)
     for start, stop in zip([0, *graph.stops], graph.stops, strict=False):
         tasks = graph.tasks[start:stop]
@@ -38,10 +38,11 @@ def in_bundles(graph: TaskGraph, workers: int, overheads: Overheads = DASK) -> T
         kinds = [int(bool(graph.pinned) and not task.dependencies) for task in tasks]
         work = TaskDag(_dag(tasks), kinds, shares)
         bundles = bundle_tasks(work, workers=workers, allowance=workers * _HOLDS, overheads=overheads)
+        is_changed |= any(len(bundle) > 1 for bundle in bundles)
         written = [task for bundle in bundles for task in writer.write([tasks[i] for i in bundle])]
         made += written
         phases.append(len(written))
-    if len(made) == len(graph.tasks):
+    if not is_changed:
         return graph
     return TaskGraph(graph.name, tuple(made), graph.pinned, tuple(phases) if graph.phases else ())
 

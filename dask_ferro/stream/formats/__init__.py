@@ -74,7 +74,9 @@ class OptionalModule:
             for module in self._modules:
                 import_module(f"{self._package}.{module}")
             return import_module(self._package)
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != self._package:
+                raise
             raise missing_extra(self._use, self._by, "io") from None
 
 
