@@ -64,7 +64,7 @@ quick: $(VENV)/.installed-dev ## decisions and plain values, without a cluster o
 test-versions: | $(INTERPRETER) ## the tests that depend on Dask, with its oldest, a middle and its newest release
 	$(BIN)/python -m tests.versions
 
-check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and tests/house: lines by room, private names, circles, English
+check: $(VENV)/.installed-dev ## lint, format, spelling, types, import layers, and tests/house: lines by room, private names, circles, names, English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell

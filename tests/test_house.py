@@ -20,6 +20,7 @@ import dask_ferro as ff
 import dask_ferro.tensor as ft
 from dask_ferro import config
 from tests.each import each
+from tests.house.names import poor_names
 from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -310,3 +311,22 @@ def test_a_missing_extra_is_named_when_it_is_needed_and_not_before(words, status
     done = ran([sys.executable, "-c", program])
     remedy = "ff.SLURMCluster needs dask-jobqueue, which is not installed: pip install 'dask-ferro[slurm]'"
     assert (done.returncode, done.stderr) == (status, f"dask ferro: {remedy}\n" if status else "")
+
+
+def test_a_name_that_is_a_participle_a_preposition_or_a_pronoun_is_reported() -> None:
+    text = """
+class Held: ...
+class SentReply: ...
+def find(): ...
+def __getattr__(name): ...
+def _of(): ...
+read, _MOST = 1, 2
+if read:
+    MARKED: int = 1
+"""
+    found = [*poor_names({ROOT / "named.py": ast.parse(text), ROOT / "embed.py": ast.parse("any = 1")}, ROOT)]
+    assert [where.partition(": ")[0] for where in found] == [
+        "named.py",
+        *(f"named.py:{n}" for n in (2, 6, 7, 9)),
+    ]
+    assert found[2] == "named.py:6: _of: a preposition alone: name a function with a verb"

@@ -9,15 +9,7 @@ from typing import Any
 
 import numpy as np
 from dask._expr import Expr, HLGExpr, LLGExpr
-from dask._task_spec import (
-    Alias,
-    DataNode,
-    GraphNode,
-    List,
-    Task,
-    TaskRef,
-    convert_legacy_graph,
-)
+from dask._task_spec import Alias, DataNode, GraphNode, List, Task, TaskRef, convert_legacy_graph
 from dask.typing import Key
 
 __all__ = [

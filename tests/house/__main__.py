@@ -1,4 +1,4 @@
-"""Checks what no linter does: lines of code by room, private names of upstream's, circles of imports.
+"""Checks what no linter does: lines of code by room, private names of upstream's, circles of imports, names.
 
     python -m tests.house
 
@@ -20,6 +20,8 @@ from itertools import chain
 from pathlib import Path
 
 import grimp
+
+from tests.house.names import poor_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dask_ferro"
@@ -138,7 +140,9 @@ def main() -> int:
         for room, lines in counted.items()
         if lines > limits.get(room, 0)
     ]
-    wrong += upstream_names({path: ast.parse(text) for path, text in texts.items()})
+    trees = {path: ast.parse(text) for path, text in texts.items()}
+    wrong += upstream_names(trees)
+    wrong += poor_names(trees, ROOT)
     if found := circle():
         wrong.append(f"modules import each other: {' -> '.join(found)}")
     print("\n".join(wrong))

@@ -91,7 +91,7 @@ def bundle_tasks(
     itself:
 
     >>> dag = Dag([1e-3] * 4, [(0, 1, 8.0), (1, 2, 8.0), (2, 3, 8.0)])
-    >>> bundle_tasks(TaskDag(dag, [0, 0, 0, ALONE], [0.0] * 4), workers=2)
+    >>> bundle_tasks(TaskDag(dag, [0, 0, 0, SINGLETON], [0.0] * 4), workers=2)
     ((0, 1, 2), (3,))
     """
     seconds, shares, most = (np.asarray(a, np.float64) for a in (work.dag.seconds, work.shares, work.most))

@@ -32,15 +32,7 @@ from dask_ferro.flow.cut import cut_graph, sort_tasks
 from dask_ferro.flow.plan import peak_bytes, plan_flow
 from dask_ferro.flow.run import MEMBER, MemberTask
 from dask_ferro.flow.task_cost import FERRO, TaskCost, own_cost
-from dask_ferro.graph.bundling.partition import (
-    DASK,
-    FLOW,
-    Bundles,
-    Dag,
-    Floats,
-    Ints,
-    finest,
-)
+from dask_ferro.graph.bundling.partition import DASK, FLOW, Bundles, Dag, Floats, Ints, finest
 from dask_ferro.graph.bundling.tasks import SINGLETON, TaskDag, bundle_tasks, project
 from dask_ferro.lower.bundling.recent import FLOW_STARTS, Flow, RecentChoices, Way
 from dask_ferro.lower.portable import BundleTask
