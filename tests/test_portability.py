@@ -40,6 +40,8 @@ async def main():
         part = cluster.scheduler.plugins["ferro"].parts["scheduling"]
         assert part.stealing is not None and not part.late
         reports = [worker.metrics["ferro"] for worker in cluster.workers.values()]
+        for report in reports:
+            report.measure()
         await asyncio.wait([report._measuring for report in reports])
         assert all(report._speed for report in reports), reports
         await ff.uninstall(client)

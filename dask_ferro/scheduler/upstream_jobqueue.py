@@ -28,7 +28,7 @@ try:
     from dask_jobqueue.core import Job, JobQueueCluster
     from dask_jobqueue.slurm import SLURMCluster, SLURMJob
 except ModuleNotFoundError as error:
-    if error.name != "dask_jobqueue":
+    if (error.name or "").partition(".")[0] != "dask_jobqueue":
         raise
     Job = JobQueueCluster = SLURMCluster = _Missing  # type: ignore[misc]
     SLURMJob = type("SLURMJob", (Job,), {})  # type: ignore[misc, assignment]
